@@ -16,7 +16,7 @@ from headstart.server.schemas import AdapterScale, GenerationBody
 from headstart.types.errors import RequestError
 from headstart.types.report import WorkerInfo
 
-MAX_TENANTS = 4096  # whose scales are kept: a proxy may name any number of them
+MAX_TENANTS = 4096  # with stored scales: a proxy may name any number of them
 Scales = tuple[float, ...]
 
 routes = Routes()
@@ -46,7 +46,7 @@ async def set_adapters(http: HttpRequest) -> dict[str, bool]:
         raise RequestError("Request body must be an array")
     lora = make_body(GenerationBody, {"lora": wanted}).lora
     scales, by_tenant = read_scales(lora or (), service.info), service.adapter_scales
-    by_tenant.pop(tenant, None)  # what was set last is at the end
+    by_tenant.pop(tenant, None)  # most recently set last
     if scales != loaded_scales(service.info):
         by_tenant[tenant] = scales
         while len(by_tenant) > MAX_TENANTS:
@@ -62,7 +62,7 @@ def loaded_scales(info: WorkerInfo) -> Scales:
 def request_scales(
     lora: Sequence[AdapterScale] | None, default: Scales | None, info: WorkerInfo
 ) -> Scales:
-    """The scales of a request with this field; () stands for those of the command line.
+    """The scales of a request with this field; () means those of the command line.
 
     Raises:
         ApiError: the field names an unknown adapter.
@@ -84,7 +84,7 @@ def described_scales(scales: Scales, info: WorkerInfo) -> list[dict[str, Any]]:
 
 
 def read_scales(entries: Sequence[AdapterScale], info: WorkerInfo) -> Scales:
-    """A scale for each adapter; 0 for those not named.
+    """A scale for each adapter; 0 for those not listed.
 
     Raises:
         ApiError: an entry names an unknown adapter.

@@ -26,7 +26,7 @@ from headstart.server.translate import Call, make_requests
 from headstart.types.errors import NotSupportedError
 from headstart.types.request import Event, FinishEvent, ProgressEvent, TokenEvent, TokenLogprob
 
-MAX_PARTS = 2000  # of an answer that are encoded faster than a thread takes over
+MAX_PARTS = 2000  # parts of an answer that are encoded faster than handing over to a thread takes
 
 
 def new_call(http: HttpRequest, prefix: str, *, stop: tuple[str, ...] = ()) -> Call:
@@ -64,7 +64,7 @@ async def answer_prompts(
     read: Callable[[], list[Prompt]],
     dialect: Callable[..., Dialect],
 ) -> Response:
-    """Answer the prompts that `read` returns, in the form of `dialect`; it fails as `answer`."""
+    """Answer the prompts that `read` returns, in the form of `dialect`; raises like `answer`."""
 
     def prepare() -> Dialect:
         return dialect(call, body, make_choices(body, read(), call))
@@ -93,7 +93,7 @@ async def answer(
 
 
 async def _kept(http: HttpRequest, prepare: Callable[[], Dialect], conversation: str) -> Response:
-    """A streamed answer that goes on when its client leaves.
+    """A streamed answer that continues when its client leaves.
 
     Raises:
         ApiError: it was stopped before it began.
@@ -103,12 +103,12 @@ async def _kept(http: HttpRequest, prepare: Callable[[], Dialect], conversation:
     kept = streams.begin(namespace, conversation)
     try:
         dialect = await service.prompt_threads.run_for(http.scope, kept.receive, prepare)
-        if streams.find(namespace, conversation) is not kept:  # stopped as it was prepared
+        if streams.find(namespace, conversation) is not kept:  # stopped during preparation
             raise ClientDisconnect
         kept.media_type = dialect.media_type
         begun = await _begin(http, dialect, kept.receive)
     except BaseException as error:
-        if streams.find(namespace, conversation) is kept:  # not that of the next request
+        if streams.find(namespace, conversation) is kept:  # not the next request's
             streams.stop(namespace, conversation)
         if isinstance(error, ClientDisconnect):
             raise ApiError(409, "this answer was stopped before it began") from error
@@ -136,13 +136,13 @@ async def _begin(
         )
         if not dialect.body.stream:
             return await _whole(dialect, events, service, tenant)
-        first = await events.take()  # an early failure still gets its own status
+        first = await events.take()  # so that an early failure still gets its own status
         return _stream(dialect, events, first, stack.pop_all(), http.scope), events
 
 
 class _StreamedAnswer(StreamingResponse):
-    """Omits Starlette's task that waits for a disconnect: the event stream has one. Events are sent
-    where they arrive while the client reads: to wake the answer's task takes longer.
+    """Omits Starlette's task that waits for a disconnect: the event stream has one. While the
+    client reads, events are sent as they arrive: waking the answer's task takes longer.
     """
 
     def __init__(self, dialect: Dialect, events: EventStream, chunks: AsyncIterator[bytes]) -> None:
@@ -157,7 +157,7 @@ class _StreamedAnswer(StreamingResponse):
     def _send_now(
         self, is_paused: Callable[[], bool], send: Send, index: int, event: Event
     ) -> bool:
-        """Whether it could be sent without waiting."""
+        """Send an event at once; returns False if that would block."""
         if is_paused() or _num_parts(self._dialect.choices[index], event) > MAX_PARTS:
             return False
         if data := _chunks(self._dialect, index, event):
@@ -190,7 +190,7 @@ async def _whole(dialect: Dialect, events: EventStream, service: Service, tenant
 async def _encoded(
     encode: Callable[[], bytes], num_parts: int, service: Service, tenant: str
 ) -> bytes:
-    """What `encode` returns; where it has many parts a thread calls it."""
+    """Result of `encode`, called in a thread if there are many parts."""
     if num_parts <= MAX_PARTS:
         return encode()
     return await service.answer_threads.run(encode, tenant)
@@ -201,7 +201,7 @@ async def _stream(
     events: EventStream,
     first: Sequence[tuple[int, Event]],
     stack: AsyncExitStack,
-    scope: Scope,  # no request: that would hold its body
+    scope: Scope,  # not the request, which would hold its body
 ) -> AsyncIterator[bytes]:
     service, tenant = service_of(HttpRequest(scope)), scope["headstart.namespace"]
     async with stack:
@@ -219,33 +219,33 @@ async def _stream(
                 yield sse.DONE
         except ClientDisconnect:
             return
-        except Exception as error:  # the status is sent already
+        except Exception as error:  # the status was sent already
             log_failure(error)
             yield dialect.encode_error(shaped(error_body(error), scope["path"]))
 
 
 def _num_parts(choice: Choice, event: Event) -> int:
-    """Of what the client gets of an event; before the first one comes what `echo` tells."""
+    """Number of parts sent for this event. Before the first event, `echo` adds the prompt's."""
     num_before = 0 if choice.is_open else _num_told(choice.prompt_logprobs)
     num_after = _num_last_parts(choice) if isinstance(event, FinishEvent) else 0
     return num_before + num_alternatives(event) + num_after
 
 
 def _num_told(logprobs: Sequence[TokenLogprob]) -> int:
-    """Tokens and their alternatives, of which each has as many."""
+    """Number of tokens and alternatives; each token has equally many."""
     return len(logprobs) * (1 + logprobs[-1].num_alternatives) if logprobs else 0
 
 
 def _num_last_parts(choice: Choice) -> int:
-    """The end tells the biases of the request, and may count tokens of the reasoning and what each
-    speculator would have drafted in each step.
+    """The final chunk repeats `logit_bias`, and may include reasoning token counts and
+    counterfactual drafts.
     """
     num_told = len(choice.request.sampling.logit_bias) + len(choice.emissions)
     return num_told + len(choice.message.thoughts)
 
 
 def _encode(dialect: Dialect, taken: Sequence[tuple[int, Event]]) -> bytes:
-    """What the client gets of events; a ping where there are none."""
+    """Encode events for the client; a ping if there are none."""
     if not taken:
         return sse.PING
     return b"".join([_chunks(dialect, index, event) for index, event in taken])

@@ -88,7 +88,7 @@ def chat_body(body: MessagesBody) -> ChatBody:
         if is_on and body.thinking.get("budget_tokens") is not None:
             data["reasoning_budget_tokens"] = body.thinking["budget_tokens"]
         kwargs = data.get("chat_template_kwargs") or {}
-        if isinstance(kwargs, dict):  # else the chat's body is refused for it
+        if isinstance(kwargs, dict):  # otherwise the chat body's check refuses it
             data["chat_template_kwargs"] = {"enable_thinking": is_on} | kwargs
     return make_body(ChatBody, data)
 
@@ -110,7 +110,7 @@ def _messages(messages: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
 
 
 def _blocks(role: Any, blocks: list[Any], where: str) -> Iterable[dict[str, Any]]:
-    """One message of the blocks, and one of role tool for each result among them."""
+    """One message of the blocks, plus one of role tool for each result among them."""
     texts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
@@ -174,7 +174,7 @@ def _is_image(block: Any) -> bool:
 
 
 def _image(block: dict[str, Any], where: str) -> dict[str, Any]:
-    """An image as a part of a chat message: a data URL, or the URL that it has."""
+    """An image as a part of a chat message: a data URL, or its own URL."""
     source = block.get("source")
     source = source if isinstance(source, dict) else {}
     url = source.get("url")
@@ -263,7 +263,7 @@ class MessagesDialect(Dialect):
         return [*opened, {"type": "content_block_delta", "index": index, "delta": change}]
 
     def _block(self, kind: str, block: Chunk) -> list[Chunk]:
-        """Begin a block unless one of this type is open."""
+        """Open a block unless one of this type is open."""
         if self._open_block == kind:
             return []
         closing = self._close()

@@ -60,10 +60,10 @@ def create_app(
 
     Args:
         config: as `Extras.applied` gives it.
-        load_model: returns what the routes need of the model; called in a thread once the worker
+        load_model: loads the model's facts for the routes; called in a thread once the worker
             is ready.
-        on_loaded: called when requests can be answered, or with the error that prevents it, which
-            /health then reports.
+        on_loaded: called when requests can be answered, or with the error that prevents it,
+            which /health then reports.
 
     Raises:
         ConfigError: the API key file or something in `extras` cannot be used.
@@ -174,7 +174,7 @@ class IdleTimer:
             self.restart()
 
     def restart(self) -> None:
-        """Start the time again."""
+        """Restart the timer."""
         self._cancel()
         if not self._num_running:
             self._timer = asyncio.get_running_loop().call_later(self._seconds, self._sleep)
@@ -191,7 +191,7 @@ class IdleTimer:
         if self._num_running:  # a request came meanwhile
             return
         await self._worker.sleep()
-        if self._worker.status != "sleeping":  # something runs, or the engine is being restarted
+        if self._worker.status != "sleeping":  # requests are running, or the engine is restarting
             self.restart()
 
 
@@ -205,7 +205,7 @@ def waking(app: ASGIApp, *, timer: IdleTimer) -> ASGIApp:
         try:
             async with timer.awake():
                 await app(scope, receive, send)
-        except HeadstartError as error:  # the app answers its own errors
+        except HeadstartError as error:  # the app handles its own errors
             await error_response(error, scope["path"])(scope, receive, send)
 
     return answer

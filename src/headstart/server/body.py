@@ -37,7 +37,7 @@ from headstart.types.errors import RequestError
 
 
 def _whole(value: Any) -> Any:
-    """JavaScript and some JSON writers send 40 as 40.0."""
+    """Accept 40.0 for 40, as JavaScript and some JSON writers send it."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -55,7 +55,7 @@ class Body(BaseModel):
     A class's validator is built with its first body: building all at the start takes 0.1 s.
     """
 
-    asks_model: ClassVar[bool] = False  # nothing but that: if its client has left, it is not parsed
+    asks_model: ClassVar[bool] = False  # it only asks the model: not parsed if the client has left
 
     model_config = ConfigDict(
         strict=True, extra="ignore", protected_namespaces=(), defer_build=True
@@ -73,7 +73,7 @@ class Body(BaseModel):
 
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
-Many = Annotated[list[T], FailFast()]  # to describe 30,000 wrong entries takes 0.1 s
+Many = Annotated[list[T], FailFast()]  # describing 30,000 wrong entries takes 0.1 s
 _parsing, _building = threading.Lock(), threading.Lock()
 MAX_DEPTH = 250
 # pydantic's names of types -> JSON's
@@ -95,12 +95,12 @@ async def read_body(request: HttpRequest, schema: type[B]) -> B:
 
     Raises:
         RequestError: the body is not JSON in UTF-8 or does not fit the schema.
-        CapacityError: too many bodies wait.
-        ClientDisconnect: the client disconnected at once, and its answer does not go on without it.
+        CapacityError: too many bodies are queued.
+        ClientDisconnect: the client disconnected at once, and its answer is not kept.
     """
     data, kind = await request.body(), request.headers.get("content-type", "")
     if schema.asks_model and HEADER not in request.headers:
-        for _ in range(2):  # turns of the event loop: what the client did next is read, and told
+        for _ in range(2):  # turns of the event loop, in which a disconnect is noticed
             if await request.is_disconnected():
                 raise ClientDisconnect
     return await off_loop(request, lambda: parse_body(data, schema, kind))
@@ -110,7 +110,7 @@ async def off_loop(request: HttpRequest, function: Callable[[], T]) -> T:
     """Return `function()`, computed in a thread if the body of the request is long.
 
     Raises:
-        CapacityError: too many bodies wait.
+        CapacityError: too many bodies are queued.
     """
     threads: Threads = request.app.state.service.prompt_threads
     tenant = request.scope["headstart.namespace"]
@@ -123,9 +123,9 @@ async def parse_off_loop(
     """Return `parse(body)`, computed in a thread if the body is long.
 
     Raises:
-        CapacityError: too many bodies wait.
+        CapacityError: too many bodies are queued.
     """
-    if len(body) <= 1 << 16:  # parsed faster than a thread takes over
+    if len(body) <= 1 << 16:  # faster than handing over to a thread
         return parse(body)
     return await threads.run(lambda: _parse_long(body, parse), tenant)
 
@@ -147,7 +147,7 @@ def _parse_long(body: bytes, parse: Callable[[bytes], T]) -> T:
 
 
 def parse_body(body: bytes, schema: type[B], content_type: str = "") -> B:
-    """Read a body of this class; errors as of `read_body`."""
+    """Read a body of this class; raises like `read_body`."""
     return make_body(schema, read_object(body, content_type))
 
 
@@ -155,7 +155,7 @@ def read_object(body: bytes, content_type: str = "") -> dict[str, Any]:
     """The JSON object in a body, or the fields of a form, within the limits of structure.
 
     Raises:
-        RequestError: it is something else, or beyond them.
+        RequestError: it is something else, or exceeds the limits.
     """
     kind = r'(?i)multipart/form-data\s*;.*?\bboundary="?([^";\s]+)'
     if form := re.match(kind, content_type):
@@ -165,7 +165,7 @@ def read_object(body: bytes, content_type: str = "") -> dict[str, Any]:
         raise RequestError(f"the body must be a JSON object, not {shorten(data)}")
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
         try:
-            orjson.dumps(data)  # which has this limit, as have templates and schemas
+            orjson.dumps(data)  # has this nesting limit, like templates and schemas
         except TypeError as error:
             raise RequestError(
                 f"the body is nested deeper than {MAX_DEPTH} levels; send a flatter one"
@@ -200,11 +200,11 @@ def read_json(body: bytes) -> Any:
     """The JSON value in a body, unless it has too many parts.
 
     Raises:
-        RequestError: it has, or is not JSON.
+        RequestError: it has too many, or is not JSON.
     """
     check_structure(body)
     try:
-        return orjson.loads(body.removeprefix(codecs.BOM_UTF8))  # as in PowerShell's files
+        return orjson.loads(body.removeprefix(codecs.BOM_UTF8))  # written by PowerShell
     except orjson.JSONDecodeError as error:
         raise RequestError(f"the body is not valid JSON in UTF-8: {error}") from error
 
@@ -241,7 +241,7 @@ def _explain(error: ValidationError, schema: type[BaseModel]) -> str:
 
 
 def _members(schema: type[BaseModel], path: Sequence[object]) -> Iterable[str]:
-    """The fields of the object in which the last name of a path does not exist."""
+    """The fields of the object that lacks the last name of a path."""
     for part in path[:-1]:
         hint = schema.model_fields[str(part)].annotation
         classes = (one for one in (hint, *get_args(hint)) if isinstance(one, type))

@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: OpenAI's chat, with llama-server's extra fields.
 
-`answer_chat` serves the other APIs with messages too: each makes a `ChatBody` of its own and has a
-dialect of its own.
+`answer_chat` also serves the other APIs with messages: each makes its own `ChatBody` and has its
+own dialect.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ControlBody(Body):
     answer="`success`, and else `message`",
 )
 async def control(http: HttpRequest) -> dict[str, Any]:
-    """End the thoughts of an answer that was asked with `reasoning_control`."""
+    """End the thoughts of an answer that was requested with `reasoning_control`."""
     body = await read_body(http, ControlBody)
     namespace = http.scope["headstart.namespace"]
     command = ThoughtsEnd(f"control-{secrets.token_hex(12)}", body.id, namespace)

@@ -80,13 +80,13 @@ class CompletionDialect(OpenAIDialect):
         return entry | self.extras(piece)
 
     def closing(self, choice: Choice) -> list[Chunk]:
-        """As at llama-server, the last chunk of any stream has the usage."""
+        """As in llama-server, the last chunk of any stream has the usage."""
         *others, last = super().closing(choice)
         return [*others, last | {"usage": self.usage()} if "timings" in last else last]
 
 
 def _prompt_logprobs(choice: Choice) -> list[TokenLogprob]:
-    """Of all tokens of the prompt, if they are asked for; the first token has none."""
+    """Log probabilities of all prompt tokens, if requested; the first token has none."""
     if not (choice.request.wants_prompt_scores and choice.request.prompt):
         return []
     first = TokenLogprob(choice.request.prompt[0], math.nan)

@@ -1,8 +1,8 @@
 """Limits on connections, which apply before any key is checked.
 
-Adds to uvicorn's protocol what web servers usually have: limits on the size of a head, the seconds
-for it, for the next piece of a body and for a client that does not read, and the number of
-connections. A client over a limit gets an error, where HTTP still allows one, and is disconnected.
+Adds the usual limits of web servers to uvicorn's protocol: size of a head, time limits for a head,
+for the next piece of a body and for a client that does not read, and number of connections. A
+client over a limit gets an error if HTTP still allows one, and is disconnected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headstart.types.errors import ConfigError
 log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 << 10
-MAX_PIPELINED = 16  # requests of one connection that wait for earlier answers
+MAX_PIPELINED = 16  # requests of one connection queued behind earlier answers
 HEAD_SECONDS = 30.0  # from connecting to the end of a request's head
 BODY_SECONDS = 60.0  # between two pieces of a body
 STALL_SECONDS = 60.0  # without reading, once the buffers are full
@@ -31,7 +31,7 @@ _LONG_HEAD = f"the head of the request is larger than {MAX_HEAD_BYTES >> 10} KiB
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """A connection with limits; `timeout` shortens those of seconds."""
+    """A connection with limits; `timeout` shortens the time limits."""
 
     def __init__(self, *, max_connections: int, timeout: float, **rest: Any) -> None:
         super().__init__(**rest)
@@ -41,7 +41,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stall_seconds = min(STALL_SECONDS, timeout)
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
-        # being answered, while `cycle` is the last one read
+        # the request being answered; `cycle` is the last one read
         self._running: RequestResponseCycle | None = None
         self._is_refused = False
         self._is_reading_body = False
@@ -71,8 +71,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _close_another(self) -> bool:
-        """Close the connection that has been idle longest, if possible one that never asked for
-        anything; return whether there was one.
+        """Close the connection that has been idle longest, preferably one that never sent a
+        request; returns whether there was one.
         """
         idle = [
             one
@@ -111,7 +111,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_head_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_reading_body:  # behind it: what proxies check and remove is in front
+        if self._is_reading_body:  # after it: proxies check and remove what comes first
             return
         super().on_header(name, value)
         self._num_head_bytes += len(name) + len(value)
@@ -206,7 +206,7 @@ class LimitedProtocol(HttpToolsProtocol):
         running = self._running
         if running is None or running.response_complete or not running.response_started:
             self._write_error(status, message)
-        if running is not None:  # ends the reading of its body
+        if running is not None:  # ends reading its body
             running.disconnected = True
             running.message_event.set()
         self.transport.close()
@@ -230,7 +230,7 @@ def affordable(wanted: int) -> int:
     Raises:
         ConfigError: fewer than 16.
     """
-    others = 64  # open files that are not connections: models, pipes, the log
+    others = 64  # other open files: models, pipes, the log
     needed = wanted + others
     files = allow_files(needed)
     if files is None or files >= needed:

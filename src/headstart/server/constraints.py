@@ -19,7 +19,7 @@ from headstart.types.errors import ConfigError, RequestError
 
 
 def read_constraint(body: GenerationBody, vocab: Vocab) -> Constraint | None:
-    """The one constraint of a body; None if it has none.
+    """The one constraint of a body; None if there is none.
 
     Raises:
         RequestError: a field has the wrong form, or two of them set a constraint.
@@ -51,7 +51,7 @@ def read_constraint(body: GenerationBody, vocab: Vocab) -> Constraint | None:
 
 
 def wanted_schema(body: GenerationBody) -> dict[str, Any] | None:
-    """The JSON schema that a body demands of its answer; None without one."""
+    """The JSON schema of a body's answer; None without one."""
     constraint = _from_format(body.response_format) if body.response_format else None
     if body.json_schema:
         constraint = _schema("json_schema", body.json_schema)
@@ -114,7 +114,7 @@ def _schema(field: str, value: Any) -> Constraint:
 
 
 def _grammar(text: str) -> Constraint:
-    """Lark if it begins with %llguidance, as at llama-server; else GBNF."""
+    """Lark if it begins with %llguidance, as in llama-server; otherwise GBNF."""
     is_lark = text.lstrip().startswith("%llguidance")
     return Constraint(kind=ConstraintKind.LARK if is_lark else ConstraintKind.GBNF, text=text)
 

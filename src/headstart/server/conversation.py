@@ -25,11 +25,11 @@ Part = Literal["content", "reasoning_content"]
 
 @dataclass(frozen=True, slots=True)
 class RenderedChat:
-    """A prompt, and how the answer begins in it."""
+    """A prompt, and how the answer starts in it."""
 
     text: str
     start: Start = "answer"
-    content: str = ""  # of the message to be continued
+    content: str = ""  # of the message to continue
     may_think: bool = True  # unless the body or the prompt's end prevents it
 
 
@@ -39,7 +39,7 @@ def render_chat(
     """The prompt of a chat body.
 
     Args:
-        adds_bos: tokenizing adds the start token, so the text must not have it.
+        adds_bos: tokenizing adds the start token, so the text must not contain it.
     """
     tools = read_tools(body.tools)
     messages = [_check_message(index, message) for index, message in enumerate(body.messages)]
@@ -67,11 +67,11 @@ def render_chat(
 def _continue(
     template: ChatTemplate, messages: Sequence[dict[str, Any]], options: dict[str, Any], part: Part
 ) -> RenderedChat:
-    """Render the messages, the last one as the beginning of the answer."""
+    """Render the messages, the last one as the start of the answer."""
     *before, last = messages
     text = template.render(before, add_generation_prompt=False, **options)
     prompt = template.generation_prompt(before, **options)
-    content = content_text(last.get("content"), "\n\n")  # joined as at llama-server
+    content = content_text(last.get("content"), "\n\n")  # joined as in llama-server
     thoughts = last.get("reasoning_content") or ""
     begun = template.continuation(
         prompt, thoughts=thoughts, content=None if part == "reasoning_content" else content
@@ -84,11 +84,11 @@ def _continue(
 def _opened(
     template: ChatTemplate, text: str, messages: Sequence[dict[str, Any]], options: dict[str, Any]
 ) -> RenderedChat:
-    """Find out whether the prompt's end opens the answer's reasoning."""
+    """Detect whether the prompt's end opens the answer's reasoning."""
     start = template.thinking.start.strip() if template.thinking else ""
     if not start or start not in text[-256:]:  # a template opens reasoning at the prompt's end
         return RenderedChat(text)
-    if not text.rstrip().endswith(start):  # the marker may be a message's
+    if not text.rstrip().endswith(start):  # the marker may belong to a message
         prompt = template.generation_prompt(messages, **options)
         if not template.opens_thoughts(prompt):
             return RenderedChat(text)
@@ -132,7 +132,7 @@ def _check_message(index: int, message: dict[str, Any]) -> dict[str, Any]:
         raise RequestError(f"{where}.role is required and must be a text, for instance user")
     if role != "assistant" and "content" not in message:
         raise RequestError(f"{where}.content is required")
-    if role != "assistant" and message["content"] is None:  # a tool that had nothing to say
+    if role != "assistant" and message["content"] is None:  # a tool without output
         message = message | {"content": ""}
     _check_content(where, message.get("content"))
     thoughts = message.get("reasoning_content")
@@ -271,14 +271,14 @@ def _closing(body: GenerationBody, model: ServedModel, end: str) -> tuple[int, .
 
 
 def _end_tags(body: GenerationBody) -> list[str]:
-    """The end tags; as at llama-server also a single one, and empty ones for none."""
+    """The end tags; as in llama-server, also a single one, and empty ones for none."""
     single = body.reasoning_budget_end_tag
     tags = body.reasoning_budget_end_tags
     return [tag for tag in ([single or ""] if tags is None else tags) if tag]
 
 
 def _budget(body: GenerationBody, defaults: ChatConfig) -> int:
-    """Tokens after which an answer's reasoning is ended; -1 for no limit."""
+    """Maximum number of reasoning tokens of an answer; -1 for no limit."""
     for budget in (body.reasoning_budget_tokens, body.thinking_budget_tokens):
         if budget not in (None, -1):
             return int(budget or 0)

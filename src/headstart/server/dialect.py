@@ -1,4 +1,4 @@
-"""Shared by the API families: an answer while it arrives, and the interface of its writers."""
+"""Shared by the API families: an answer in progress, and the interface of its writers."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class Piece:
     text: str = ""
     tokens: Sequence[int] = ()
     logprobs: Sequence[TokenLogprob] = ()
-    emissions: Sequence[Emission] = ()  # if the body asks for provenance
-    events: Sequence[AnswerEvent] = ()  # what the text says
+    emissions: Sequence[Emission] = ()  # if the body requests provenance
+    events: Sequence[AnswerEvent] = ()  # parsed from the text
 
 
 @dataclass(slots=True)
 class Choice:
-    """One answer while it arrives."""
+    """One answer in progress."""
 
     index: int
     request: Request
@@ -74,7 +74,7 @@ class Choice:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from its second token on
     slot_id: int = -1  # unknown before the first token
     parser: AnswerParser | None = None  # separates reasoning and tool calls from content
-    message: AnswerMessage = field(default_factory=AnswerMessage)  # what the parser has found
+    message: AnswerMessage = field(default_factory=AnswerMessage)  # result of the parser so far
     is_open: bool = False  # its first chunk was sent
     num_chars_sent: int = 0
     _first_token_at: float | None = None
@@ -129,7 +129,7 @@ class Choice:
         return named
 
     def everything(self, text: str) -> Piece:
-        """The whole answer as one piece; `text` may have the prompt in front."""
+        """The whole answer as one piece; `text` may include the prompt."""
         return Piece(text, self.tokens, self.logprobs, self.emissions)
 
     @property
@@ -163,7 +163,7 @@ class Dialect(ABC):
 
     ends_with_done: ClassVar[bool] = False  # `data: [DONE]` closes a stream
     media_type: ClassVar[str] = "text/event-stream"
-    can_ping: ClassVar[bool] = True  # a silent stream may have comments
+    can_ping: ClassVar[bool] = True  # comments may be sent during silence
 
     def __init__(self, call: Call, body: GenerationBody, choices: list[Choice]) -> None:
         self.call = call
@@ -217,7 +217,7 @@ class Dialect(ABC):
         return choice.prompt.echo + choice.text if self.body.echo else choice.text
 
     def extras(self, piece: Piece) -> Chunk:
-        """Per-token data that the body asks for."""
+        """Per-token data that the body requests."""
         extras: Chunk = {}
         vocab = self.call.model.vocab
         if self.body.provenance and piece.emissions:
@@ -227,9 +227,9 @@ class Dialect(ABC):
         return extras
 
     def probabilities(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> list[Chunk]:
-        """Log probabilities in the form that the body asks for. Very many alternatives are written
-        for one token after the other: all of an answer would be millions of objects, and the
-        interpreter would wait until they are written.
+        """Log probabilities in the requested form. Very many alternatives are written token by
+        token: all of an answer would be millions of objects, and would block the interpreter until
+        they are written.
         """
         found: list[Chunk] = []
         for one in logprobs:

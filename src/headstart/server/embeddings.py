@@ -42,7 +42,7 @@ from headstart.types.report import EmbeddingInfo
 from headstart.types.request import EmbeddingEvent, EmbeddingRequest
 
 routes = Routes()
-MAX_NUMBERS = 1 << 23  # of one answer: some 100 MB of JSON
+MAX_NUMBERS = 1 << 23  # per answer: some 100 MB of JSON
 
 
 class EmbeddingBody(Body):
@@ -117,7 +117,7 @@ async def _embed(http: HttpRequest, *, is_openai: bool) -> Response:
 
 
 def embedding_info(service: Service) -> EmbeddingInfo:
-    """How this server embeds.
+    """Embedding settings of this server.
 
     Raises:
         NotSupportedError: it does not embed.
@@ -143,7 +143,7 @@ async def embed(
     media: Media = (),
     prefix: str = "embd",
 ) -> EmbeddingEvent:
-    """The vectors of texts that `read` tokenizes, off the event loop; `media`: of their files.
+    """Embed the texts that `read` tokenizes, off the event loop; `media`: parts of their files.
 
     Raises:
         ClientDisconnect: the client disconnected.
@@ -211,7 +211,7 @@ def take_inputs(given: Any) -> tuple[Any, list[Source]]:
 def read_inputs(
     given: Any, vocab: Vocab, info: EmbeddingInfo, media: Media = ()
 ) -> list[Sequence[int]]:
-    """Token ids of each text; `media`: what its files become.
+    """Token ids of each text; `media`: the parts of its files.
 
     Raises:
         RequestError: a text has the wrong type, is empty, or is too long for the model.
@@ -232,7 +232,7 @@ def read_inputs(
 
 
 def check_size(field: str, tokens: Sequence[int], info: EmbeddingInfo) -> Sequence[int]:
-    """Return the tokens if the model can process them at once."""
+    """Return the tokens if the model can process them in one decode."""
     if len(tokens) > info.max_tokens:
         raise RequestError(
             f"{field} ({len(tokens)} tokens) is too large to process. increase the physical batch "
@@ -243,7 +243,7 @@ def check_size(field: str, tokens: Sequence[int], info: EmbeddingInfo) -> Sequen
 
 
 def normalize(vectors: NDArray[np.float32], kind: int) -> NDArray[np.float32]:
-    """Scale each row as llama-server does; rows of zeros stay."""
+    """Scale each row as llama-server does; zero rows are unchanged."""
     if kind == -1:
         return vectors
     wide = np.abs(vectors.astype(np.float64))
@@ -257,7 +257,7 @@ def normalize(vectors: NDArray[np.float32], kind: int) -> NDArray[np.float32]:
 
 
 def written(vectors: NDArray[np.float32]) -> orjson.Fragment:
-    """Those of one text as JSON; the interpreter would wait until those of all are written."""
+    """Serialize the vectors of one text; all at once would block the interpreter."""
     numbers = np.ascontiguousarray(vectors)
     return orjson.Fragment(orjson.dumps(numbers, option=orjson.OPT_SERIALIZE_NUMPY))
 
@@ -265,7 +265,7 @@ def written(vectors: NDArray[np.float32]) -> orjson.Fragment:
 def finished(
     event: EmbeddingEvent, service: Service, kind: int | None, dimensions: int | None
 ) -> Sequence[NDArray[np.float32]]:
-    """The vectors as they are sent, normalized unless they are those of single tokens."""
+    """The vectors to send, normalized unless they belong to single tokens."""
     info = service.info.embedding
     if info is not None and info.pooling == "none":
         return event.vectors

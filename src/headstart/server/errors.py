@@ -72,7 +72,7 @@ ANSWERS = (
     (502, "server_error", "behind a router: the model's process ended; try again"),
     (503, "unavailable_error", "loading, restarting, or a full queue; retry after `Retry-After`"),
 )
-# Of every answer but the page's: a browser that opens one runs no script of it.
+# On every answer except the page's: a browser that opens one runs no script in it.
 INERT = {
     "Content-Security-Policy": "sandbox; default-src 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -102,7 +102,7 @@ def shorten(value: object) -> str:
 
 
 class ApiError(HeadstartError):
-    """An error that says itself how HTTP reports it."""
+    """An error with an explicit HTTP status and type."""
 
     def __init__(self, status: int, message: str, *, type: str = "", retry_after: int = 0) -> None:
         super().__init__(message)
@@ -110,7 +110,7 @@ class ApiError(HeadstartError):
 
 
 def not_supported(message: str) -> ApiError:
-    """Error for a field that asks for something not implemented; 400, as it can be left out."""
+    """Error for an unsupported field; 400, because it can be omitted."""
     return ApiError(400, message, type="not_supported_error")
 
 
@@ -145,14 +145,14 @@ def error_response(error: Exception, path: str = "") -> Response:
 
 
 def shaped(body: dict[str, Any], path: str) -> dict[str, Any]:
-    """What `error_body` returns, in the form of the API of this path."""
+    """An `error_body` in the form of the API of this path."""
     if path.startswith("/api/"):  # Ollama's
         return {"error": body["error"]["message"]}
     return {"type": "error"} | body if path.startswith("/v1/messages") else body
 
 
 def install(app: Starlette) -> None:
-    """Turn exceptions of routes into responses of this shape, and count what quotas refuse."""
+    """Turn exceptions of routes into responses of this form, and count refusals by quota."""
     app.state.refusals = Counter(dict.fromkeys(QUOTAS, 0))
     app.add_exception_handler(HeadstartError, _answer)
     app.add_exception_handler(ClientDisconnect, _answer_nobody)
@@ -166,11 +166,11 @@ def log_failure(error: Exception) -> None:
         logger.error("request failed: %s", error, exc_info=not isinstance(error, HeadstartError))
 
 
-# coroutines: Starlette has anything else called by a thread
+# coroutines, because Starlette calls anything else in a thread
 
 
 async def _answer_nobody(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # as nginx logs it; nobody gets this answer
+    return Response(status_code=499)  # nginx's code; never received by the client
 
 
 async def _answer_failure(request: Request, error: Exception) -> Response:

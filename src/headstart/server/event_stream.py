@@ -33,9 +33,9 @@ from headstart.types.request import (
 )
 from headstart.types.worker import Worker
 
-MAX_UNREAD = 1 << 21  # alternatives that wait for a slow client, 12 bytes each
-TOKEN = 32  # of these are as much as a token
-MOST_AT_ONCE = 64  # events that `take` returns
+MAX_UNREAD = 1 << 21  # alternatives queued for a slow client, 12 bytes each
+TOKEN = 32  # alternatives that one token counts as
+MOST_AT_ONCE = 64  # maximum number of events returned by `take`
 
 
 class EventStream:
@@ -51,16 +51,16 @@ class EventStream:
         receive: Receive,
         max_silence: float | None = None,
     ) -> None:
-        """`max_silence`: seconds after which `take` returns no events; None: it waits."""
+        """`max_silence`: seconds after which `take` returns an empty list; None: never."""
         self._worker = worker
         self._requests = requests
         self._receive = receive
         self._max_silence = max_silence
-        # may deal with an event that comes while `take` waits, and returns whether it did
+        # may handle an event directly while `take` waits; returns whether it did
         self.at_once: Callable[[int, Event], bool] = lambda index, event: False
         self._unread: deque[tuple[int, Event]] = deque()
         self._failure: Exception | None = None
-        self._num_unread = 0  # alternatives in `_unread`, and tokens as so many
+        self._num_unread = 0  # alternatives in `_unread`; a token counts as TOKEN of them
         self._num_running = len(requests)
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()  # not set while `take` waits
@@ -73,7 +73,7 @@ class EventStream:
             for index, request in enumerate(self._requests):
                 if request.prompt:
                     self._worker.submit(request, partial(self._deliver, index))
-                else:  # as at llama-server, where the vocabulary has no start token
+                else:  # as in llama-server, if the vocabulary has no start token
                     self._deliver(index, FinishEvent(request.request_id, "length", RequestStats()))
         except BaseException:
             self._cancel()
@@ -90,7 +90,7 @@ class EventStream:
         trace: TracebackType | None,
     ) -> None:
         self._cancel()
-        self.at_once = lambda index, event: False  # it may hold the body of the request
+        self.at_once = lambda index, event: False  # it may reference the request's body
         if self._alarm is not None:
             self._alarm.cancel()
         if self._watcher is not None:
@@ -124,7 +124,7 @@ class EventStream:
         return taken
 
     def _watch_silence(self, max_silence: float) -> None:
-        """Wake `take` after so long a wait. A timer for each wait would take 5 us a token."""
+        """Wake `take` after this silence. One timer per wait would take 5 us per token."""
         left = max_silence
         if not self._changed.is_set():
             left -= self._loop.time() - self._waits_since
@@ -134,7 +134,7 @@ class EventStream:
         self._alarm = self._loop.call_later(left, self._watch_silence, max_silence)
 
     def _deliver(self, index: int, event: Event | HeadstartError) -> None:
-        if self._failure is not None:  # nothing is told behind it
+        if self._failure is not None:  # nothing is delivered after a failure
             return
         if isinstance(event, HeadstartError):
             self._fail(event)
@@ -145,7 +145,7 @@ class EventStream:
                     self._waits_since = self._loop.time()
                     return
             except Exception as error:
-                self._cancel()  # what follows would be told without it
+                self._cancel()  # later events would be delivered without it
                 self._fail(error)
                 return
         self._num_unread += _weight(event)
@@ -167,12 +167,12 @@ class EventStream:
         )
 
     def _fail(self, error: Exception) -> None:
-        """Keep the first failure, which `take` raises after the events before it."""
+        """Keep the first failure, which `take` raises after earlier events."""
         self._failure = self._failure or error
         self._changed.set()
 
     def _cancel(self) -> None:
-        """Cancel the requests; the worker ignores those that are over."""
+        """Cancel the requests; the worker ignores finished ones."""
         for request in self._requests:
             self._worker.cancel(request.request_id)
 
@@ -183,7 +183,7 @@ class EventStream:
 
 
 def num_alternatives(event: Event) -> int:
-    """Those of all tokens that it tells of."""
+    """Number of alternatives over all tokens of the event."""
     if not isinstance(event, TokenEvent | PromptEvent) or not event.logprobs:
         return 0
     return sum(one.num_alternatives for one in event.logprobs)
@@ -199,8 +199,8 @@ def _weight(event: Event) -> int:
 
 
 async def single_event(worker: Worker, command: Work) -> Any:
-    """Submit a command and return its reply, or its event of another kind, which has all vectors;
-    cancelling cancels it.
+    """Submit a command and return its reply, or its embedding event with all vectors; cancelling
+    this cancels the command.
 
     Raises:
         HeadstartError: the command failed.

@@ -1,4 +1,4 @@
-"""GET /events: a stream of the server's state, made from the engine's regular reports."""
+"""GET /events: a stream of the server's state, built from the engine's periodic reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headstart.server.status import slot_state, speculation_state
 from headstart.structures.system import resident_bytes
 from headstart.types.report import WorkerReport
 
-# between two states: on the machine of the model, what makes and shows them takes its time
+# between states: creating and showing them takes time on the model's machine
 SECONDS = 2.0
 
 Counts = dict[str, float]
@@ -39,9 +39,9 @@ class EventFeed:
         self._service = service
         self.listeners: Counter[str] = Counter()  # by tenant
         self._latest = b""  # state, rendered
-        self._changed = asyncio.Event()  # of the next state, or of the end
+        self._changed = asyncio.Event()  # set by the next state, or at the end
         self._is_stopped = False
-        # counts of the last three minutes, for those who begin to listen
+        # counts of the last three minutes, for new listeners
         self._history: deque[Counts] = deque(maxlen=90)
 
     async def listen(self) -> AsyncIterator[bytes]:
@@ -55,7 +55,7 @@ class EventFeed:
             yield self._latest
 
     async def run(self) -> None:
-        """Make states while somebody listens, and keep the counts of the last minutes."""
+        """Create states while there are listeners, and keep the counts of the last minutes."""
         while True:
             report = await self._service.worker.report()
             if self.listeners:
@@ -103,7 +103,7 @@ class EventFeed:
 
 
 def _speed(history: Iterable[Counts], now: Counts) -> float:
-    """Tokens per second since the newest counts that are a second old."""
+    """Tokens per second since the newest counts that are at least a second old."""
     old = [one for one in history if now["time"] - one["time"] >= 1.0]
     if not old:
         return 0.0

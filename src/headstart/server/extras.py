@@ -1,6 +1,6 @@
-"""Routes that a flag or the environment switches on: the entry-point group `headstart.routes`.
+"""Optional routes, enabled by flags or the environment: entry-point group `headstart.routes`.
 
-Each entry point is a subclass of `Extra`. A server that wants none imports none.
+Each entry point is a subclass of `Extra`. None is imported unless enabled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headstart.structures.entry_points import load
 
 log = logging.getLogger(__name__)
 
-OFF = {  # what a path answers while its extra is off
+OFF = {  # answers of a path while its extra is off
     "/tools": "this server runs no tools; start it with --tools or --mcp-servers-config",
     "/cors-proxy": "this server passes no requests on; start it with --ui-mcp-proxy",
 }
@@ -32,17 +32,17 @@ class Extra:
     """The routes of one entry point."""
 
     served: ClassVar[Routes] = Routes()
-    risks: tuple[str, ...] = ()  # what strangers must not reach
+    risks: tuple[str, ...] = ()  # routes that must not be reachable by strangers
 
     def __init__(self, tools: ToolsConfig, environment: Mapping[str, str]) -> None:
         """Raise a ConfigError if the settings cannot work."""
 
     def applied(self, config: ServerConfig) -> ServerConfig:
-        """The server's settings with what follows from this extra."""
+        """The server's settings as required by this extra."""
         return config
 
     def install(self, app: Starlette) -> None:
-        """Add routes and middleware; all other middleware is there already.
+        """Add routes and middleware, after all other middleware.
 
         Raises:
             ConfigError: a route is taken.
@@ -50,10 +50,10 @@ class Extra:
         app.router.routes.extend(self.served.all())
 
     async def start(self) -> None:
-        """The app starts."""
+        """Called when the app starts."""
 
     async def close(self) -> None:
-        """The app ends; called more than once."""
+        """Called when the app ends, perhaps several times."""
 
 
 class Extras:
@@ -64,10 +64,10 @@ class Extras:
 
     @classmethod
     def of(cls, tools: ToolsConfig, environment: Mapping[str, str]) -> Extras:
-        """The extras that flags and the environment switch on.
+        """The extras enabled by flags and the environment.
 
         Raises:
-            ConfigError: the settings of one cannot work.
+            ConfigError: an extra's settings cannot work.
         """
         wanted = {
             "tools": tools.tools
@@ -81,17 +81,17 @@ class Extras:
         return cls([load("headstart.routes", name)(tools, environment) for name in names])
 
     def applied(self, config: ServerConfig) -> ServerConfig:
-        """The server's settings with what follows from the extras."""
+        """The server's settings as required by the extras."""
         for extra in self._chosen:
             config = extra.applied(config)
         return config
 
     def endpoints(self) -> list[Endpoint]:
-        """Endpoints that the API pages list besides the server's own."""
+        """Their endpoints, which the API pages list besides the server's own."""
         return [endpoint for extra in self._chosen for endpoint in extra.served.endpoints]
 
     def install(self, app: Starlette) -> None:
-        """Add the routes; call it when all other middleware is there.
+        """Add the routes; call it after all other middleware is added.
 
         Raises:
             ConfigError: a route is taken.
@@ -115,7 +115,7 @@ class Extras:
             await self.close()
 
     async def close(self) -> None:
-        """Stop everything that runs; may be called twice."""
+        """Stop everything; may be called twice."""
         for extra in self._chosen:
             await extra.close()
 

@@ -28,20 +28,20 @@ from headstart.server.websites import ANY, WebsitePolicy
 from headstart.structures.tenants import counted, may_take, namespace_of_key, namespace_of_tenant
 from headstart.types.errors import CapacityError, ConfigError, QuotaError
 
-MAX_BODY_BYTES = 1 << 30  # of all requests that are being answered; of one of many tenants half
+MAX_BODY_BYTES = 1 << 30  # total of requests being answered; half of it for one of several tenants
 
 
 def install(
     app: Starlette, config: ServerConfig, extras: Extras, why_not_ready: Callable[[], str | None]
 ) -> None:
-    """Add the middleware that all of our servers have.
+    """Add the middleware of all our servers.
 
     Raises:
         ConfigError: the API key file, `--path` or something in `extras` cannot be used.
     """
     app.router.redirect_slashes = False
     app.add_middleware(Guard, config=config, why_not_ready=why_not_ready)
-    policy = POLICY if config.path is None else None  # a page of --path has its own
+    policy = POLICY if config.path is None else None  # pages of --path have their own
     app.add_middleware(Page, files=page_files(config), policy=policy)
     extras.install(app)
     if config.api_prefix:
@@ -63,7 +63,7 @@ class Guard:
         self._config = config
         self._why_not_ready = why_not_ready
         self._running: Counter[str] = Counter()  # requests by tenant
-        self._body_bytes = Counter[str]()  # of these
+        self._body_bytes = Counter[str]()  # bytes of their bodies
         self._max_running = affordable(config.max_connections)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,7 +114,7 @@ class Guard:
         return False
 
     def _check_share(self, scope: Scope) -> None:
-        """Keep connections free for other tenants: their requests could not even be read."""
+        """Keep connections free for other tenants, whose requests could not even be read."""
         tenant = scope["headstart.namespace"]
         if not may_take(self._running, tenant, self._max_running):
             scope["app"].state.refusals["requests"] += 1
@@ -128,7 +128,7 @@ class Guard:
     def _preflight(self, headers: Headers) -> Response:
         """Answer a browser's preflight request, which has no key."""
         allowed = self._config.cors_headers
-        if allowed == ANY:  # browsers do not take * for Authorization
+        if allowed == ANY:  # browsers exclude Authorization from *
             allowed = headers.get("access-control-request-headers", ANY)
         return Response(
             headers={
@@ -153,19 +153,19 @@ class Guard:
         value = headers.get("authorization") or headers.get("x-api-key") or ""
         scheme, space, rest = value.partition(" ")
         text = (rest if space and scheme.lower() == "bearer" else value).strip()
-        offered = text.encode("latin-1"), text.encode()  # clients send either
+        offered = text.encode("latin-1"), text.encode()  # clients use either encoding
         matches = [key for key in self._keys for one in offered if hmac.compare_digest(key, one)]
         return matches[0] if matches else None
 
     @contextmanager
     def _limited(self, receive: Receive, headers: Headers, scope: Scope) -> Iterator[Receive]:
-        """Count the body's bytes while it is read; beyond the limit drop the rest and raise 413,
-        and 503 where all bodies that are held would take too much.
+        """Count the body's bytes while reading; beyond the limit drop the rest and raise 413, or
+        503 if all bodies in memory would take too much.
         """
         limit, num_bytes, held = self._max_bytes, 0, self._body_bytes
         tenant, most = scope["headstart.namespace"], max(MAX_BODY_BYTES, 8 * limit)
         if len(self._keys) < 2 and not self._tenant_header:
-            most *= 2  # of which `may_take` gives one half
+            most *= 2  # because `may_take` grants half
         is_declared = int(headers.get("content-length") or 0) > limit
 
         async def counted() -> Message:
@@ -181,7 +181,7 @@ class Guard:
                         f"{held.total() >> 20} MiB; try again when some are answered"
                     )
                 return message
-            # read a somewhat larger body, so that the client sees the 413
+            # read a somewhat larger body anyway, so that the client sees the 413
             num_read = num_bytes
             while message.get("more_body") and num_read <= 4 * limit:
                 message = await receive()
@@ -204,7 +204,7 @@ def _lines_of(file: str) -> list[str]:
 
 
 def load_keys(config: ServerConfig) -> tuple[bytes, ...]:
-    """API keys of the configuration; if there are none, none is needed.
+    """API keys of the configuration; without any, none is required.
 
     Raises:
         ConfigError: the key file cannot be read or holds no key.
@@ -227,14 +227,14 @@ def load_keys(config: ServerConfig) -> tuple[bytes, ...]:
 
 
 class _Spelled(bytes):
-    """A header's name that uvicorn does not turn into lower case."""
+    """A header name that uvicorn does not convert to lower case."""
 
     def lower(self) -> bytes:
         return self
 
 
 def _spelled(name: bytes) -> bytes:
-    # uvicorn compares the names of those that say where a body ends
+    # uvicorn compares the names of framing headers
     is_framing = name in (b"content-length", b"transfer-encoding", b"connection")
     return name if is_framing else _Spelled(name.title())
 
@@ -242,7 +242,7 @@ def _spelled(name: bytes) -> bytes:
 def _with_headers(send: Send, reader: str | None) -> Send:
     """Add the headers of INERT, and CORS for `reader`, the page that may read the answer.
 
-    Names are written as llama-server writes them, because some clients compare them with case.
+    Names have llama-server's case, because some clients compare them case-sensitively.
     """
 
     async def send_with_headers(message: Message) -> None:

@@ -5,8 +5,8 @@ The prompt, with the vocabulary's markers:
     [repository]name  [file]name, piece of another file, ...  [file]name
     [prefix]before[suffix]after[middle]
 
-The length to which a part is cut depends neither on the other parts nor on n_predict, so that the
-prompts of successive keystrokes begin alike and hit the prompt cache.
+The length of each part is independent of the other parts and of n_predict, so that the prompts of
+successive keystrokes share a prefix and hit the prompt cache.
 
 Source: Hui et al. 2024, "Qwen2.5-Coder Technical Report", https://arxiv.org/abs/2409.12186
 """
@@ -31,12 +31,12 @@ from headstart.types.errors import NotSupportedError
 from headstart.types.report import WorkerInfo
 
 routes = Routes()
-BYTES_PER_TOKEN = 32  # of text that is tokenized for the tokens that a part may take
+BYTES_PER_TOKEN = 32  # of text to tokenize per token that a part may take
 
 
 @routes.post("/infill", body=InfillBody, answer="as `/completion`")
 async def infill(http: HttpRequest) -> Response:
-    """Fill in what is missing between a prefix and a suffix."""
+    """Fill in the text between a prefix and a suffix."""
     body = await read_body(http, InfillBody)
     call = new_call(http, "infill-")
 
@@ -49,7 +49,7 @@ async def infill(http: HttpRequest) -> Response:
 
 
 def fill_in(parts: tuple[str, str], vocab: Vocab, info: WorkerInfo) -> Prompt:
-    """The prompt for what is missing between two texts.
+    """The prompt for the text between two texts.
 
     Raises:
         NotSupportedError: the vocabulary lacks a marker.
@@ -96,7 +96,7 @@ def _markers(vocab: Vocab) -> tuple[int, int, int]:
 def _other_files(extras: Sequence[InfillExtra], vocab: Vocab, room: int) -> list[int]:
     """The last files that fit as a whole, then the header of the file being edited.
 
-    Its name and that of the repository are llama-server's, as requests have none.
+    Its name and the repository's are llama-server's, because requests have none.
     """
     fim = vocab.fim
     head = [] if fim.repository is None else [fim.repository, *_plain("myproject\n", vocab)]
@@ -105,7 +105,7 @@ def _other_files(extras: Sequence[InfillExtra], vocab: Vocab, room: int) -> list
     files: list[list[int]] = []  # the last one first
     for extra in reversed(extras):
         if len(extra.text) + len(extra.filename) > BYTES_PER_TOKEN * max(0, room):
-            break  # without tokenizing it
+            break  # without tokenizing the rest
         name = (
             _plain("\n\n--- snippet ---\n\n", vocab)
             if fim.file is None
@@ -120,7 +120,7 @@ def _other_files(extras: Sequence[InfillExtra], vocab: Vocab, room: int) -> list
 
 
 def _tokens(content: object, field: str, vocab: Vocab, info: WorkerInfo) -> list[int]:
-    # a text is already cut; a character may be several tokens
+    # texts are already cut; a character may take several tokens
     limit = 4 * len(content) + 1 if isinstance(content, str) else info.context_size
     return tokenize_mixed(
         content, vocab, field=field, limit=limit, add_special=False, parse_special=False
@@ -128,12 +128,12 @@ def _tokens(content: object, field: str, vocab: Vocab, info: WorkerInfo) -> list
 
 
 def _end(content: Any, num_tokens: int) -> Any:
-    """An end that holds at least the last `num_tokens` tokens; the rest is not tokenized."""
+    """An end with at least the last `num_tokens` tokens; the rest is not tokenized."""
     return content[-_reach(content, num_tokens) :] if isinstance(content, str | list) else content
 
 
 def _start(content: Any, num_tokens: int) -> Any:
-    """A beginning that holds at least the first `num_tokens` tokens."""
+    """A start with at least the first `num_tokens` tokens."""
     return content[: _reach(content, num_tokens)] if isinstance(content, str | list) else content
 
 

@@ -1,9 +1,8 @@
-"""Streams and responses that are kept in memory for each tenant, up to limits.
+"""Streams and responses kept in memory for each tenant, up to limits.
 
-A request with the header `X-Conversation-Id` goes on when its client leaves. What it would have
-got is kept by tenant and conversation, and can be read from any byte on, while the answer is
-written and for a while after it. Of the responses that are stored, the least recently used are
-dropped first.
+A request with the header `X-Conversation-Id` continues when its client leaves. Its output is kept
+by tenant and conversation, and can be read from any byte on, during the answer and for a while
+after it. Of the stored responses, the least recently used are dropped first.
 
 Source: llama.cpp's tools/server/server-stream.cpp.
 """
@@ -22,20 +21,20 @@ import orjson
 from starlette.types import Message
 
 HEADER = "x-conversation-id"
-MAX_STREAMS = 64  # that are over, of one tenant
-MAX_STREAM_BYTES = 256 << 20  # of those of all tenants
-PIECE_BYTES = 1 << 16  # of a stream that is read: a client that does not go on reading holds one
+MAX_STREAMS = 64  # finished ones per tenant
+MAX_STREAM_BYTES = 256 << 20  # of all tenants' finished streams
+PIECE_BYTES = 1 << 16  # per read of a stream: a client that stops reading holds one
 Item = dict[str, Any]
 
 
 class KeptStream:
-    """The chunks written so far and the task that writes them; for the answer it is the client."""
+    """The chunks written so far and the writing task; acts as the client of the answer."""
 
     def __init__(self, conversation_id: str) -> None:
         self.conversation_id, self.media_type = conversation_id, "text/event-stream"
         self.started_at = int(time.time())
         self.completed_at = 0
-        self.num_dropped = 0  # bytes of its beginning
+        self.num_dropped = 0  # bytes dropped from the start
         self.data = bytearray()
         self._writer: asyncio.Task[None] | None = None
         self._stopped, self._changed = asyncio.Event(), asyncio.Event()
@@ -45,19 +44,19 @@ class KeptStream:
         return self.num_dropped + len(self.data)
 
     async def receive(self) -> Message:
-        """ASGI's: it disconnects when the stream is stopped."""
+        """ASGI's `receive`: reports a disconnect when the stream is stopped."""
         await self._stopped.wait()
         return {"type": "http.disconnect"}
 
     def write(self, chunks: AsyncIterator[bytes]) -> None:
-        """Keep these chunks as they come."""
+        """Collect these chunks as they come."""
         self._writer = asyncio.create_task(self._write(chunks))
 
     async def _write(self, chunks: AsyncIterator[bytes]) -> None:
         try:
             async for chunk in chunks:
                 self.data += chunk
-                if (excess := len(self.data) - (4 << 20)) > 0:  # the beginning goes
+                if (excess := len(self.data) - (4 << 20)) > 0:  # drop the start
                     del self.data[:excess]
                     self.num_dropped += excess
                 self._wake_readers()
@@ -65,7 +64,7 @@ class KeptStream:
             self._end()
 
     def stop(self) -> None:
-        """End the answer if it is still written."""
+        """End the answer if it is still running."""
         self._stopped.set()
         if self._writer is None:
             self._end()
@@ -79,7 +78,7 @@ class KeptStream:
         self._changed = asyncio.Event()
 
     async def read(self, start: int = 0) -> AsyncIterator[bytes]:
-        """What there is from this byte on, in pieces, including what is still to come."""
+        """All bytes from `start` on, in pieces, including future ones."""
         while (at := start - self.num_dropped) >= 0:
             if chunk := bytes(self.data[at : at + PIECE_BYTES]):
                 start += len(chunk)
@@ -97,11 +96,11 @@ class KeptStreams:
         self._streams: dict[tuple[str, str], KeptStream] = {}
 
     def begin(self, namespace: str, conversation_id: str) -> KeptStream:
-        """A new stream; the conversation's last one ends."""
+        """Create a stream; ends the conversation's previous one."""
         self.stop(namespace, conversation_id)
         over = [name for name, one in self._streams.items() if one.completed_at]
         own = [name for name in over if name[0] == namespace]
-        oldest = time.time() - 300.0  # seconds that a stream is kept after its end
+        oldest = time.time() - 300.0  # retention after a stream's end
         held = Counter[str]()  # bytes, by tenant
         for name in over:
             if self._streams[name].completed_at < oldest or name in own[:-MAX_STREAMS]:
@@ -144,19 +143,19 @@ class StoredResponse:
 
     @property
     def conversation(self) -> list[Item]:
-        """All items, those of the answer included; without instructions."""
+        """All items, including the answer; without instructions."""
         return [*self.history, *self.input_items, *self.response["output"]]
 
 
 class ResponseStore:
     """Responses by tenant and id. Thread-safe.
 
-    A tenant that stores too much loses its own oldest. If all of them together store too much,
-    the tenant that stores most does.
+    A tenant over its limit loses its own oldest responses. If all together are over theirs, the
+    largest tenant does.
     """
 
     def __init__(self, max_responses: int, max_bytes: int) -> None:
-        """The limits are those of one tenant; bytes are of JSON."""
+        """The limits are per tenant; bytes are of JSON."""
         self._max_responses, self._max_bytes = max_responses, max_bytes
         # by namespace and id, with bytes; the least recently used first
         self._stored: OrderedDict[tuple[str, str], tuple[StoredResponse, int]] = OrderedDict()
@@ -166,9 +165,9 @@ class ResponseStore:
         return len(self._stored)
 
     def put(self, namespace: str, stored: StoredResponse) -> None:
-        """Keep a response, unless it alone exceeds the limit."""
+        """Store a response, unless it alone exceeds the limit."""
         own = len(orjson.dumps([stored.response, stored.input_items, stored.history]))
-        tenants = 4  # all together may keep as much as so many
+        tenants = 4  # total limit, in tenants' limits
         with self._lock:
             self._stored[namespace, stored.response["id"]] = stored, own
             numbers, sizes = Counter[str](), Counter[str]()  # by namespace

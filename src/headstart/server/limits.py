@@ -10,12 +10,12 @@ from typing import Any
 
 from headstart.types.errors import RequestError
 
-MAX_PROMPTS = 256  # answers of one call
-MAX_INPUTS = 2048  # texts to embed or rank in one call, as at OpenAI
+MAX_PROMPTS = 256  # answers per call
+MAX_INPUTS = 2048  # texts to embed or rank per call, as in OpenAI's API
 MAX_NAMES = 64  # of speculators, of fields of the answer
-MAX_TOLD = 1 << 24  # characters of prompts and constraints that several answers repeat
+MAX_TOLD = 1 << 24  # characters of prompts and constraints repeated in several answers
 
-# Of the whole body: parsing blocks all threads, and small JSON becomes large objects.
+# Of the whole body: parsing blocks all threads, and small JSON can become large objects.
 MAX_FIELDS = 256
 MAX_ENTRIES = 32_768  # of a list whose entries are objects or texts
 ANY_LENGTH = frozenset(
@@ -26,7 +26,7 @@ ANY_LENGTH = frozenset(
 def check_structure(body: bytes) -> None:
     """Refuse a body of very many small parts before parsing it.
 
-    Counts bytes, so brackets inside of texts count too.
+    Counts bytes, so brackets inside texts count too.
 
     Raises:
         RequestError: there are too many.
@@ -50,5 +50,5 @@ def check_length(field: str, value: Sized, limit: int, what: str = "entries") ->
 
 
 def is_id(value: Any) -> bool:
-    """Whether a value of a body is a whole number, as token ids are."""
+    """Whether a value of a body is an integer, as token ids are."""
     return isinstance(value, int) and not isinstance(value, bool)

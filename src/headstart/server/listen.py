@@ -1,4 +1,4 @@
-"""Runs the app on its ports until a signal, or until the model cannot be loaded."""
+"""Runs the app on its ports until a signal, or until loading the model fails."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def run(
     """
     load_keys(config)
     _read_certificate(config)
-    switch_threads_often()  # those that read bodies and prompts
+    switch_threads_often()  # threads that read bodies and prompts
     with ExitStack() as stack:
         listeners = take_ports(config, stack)
         stack.enter_context(stopping_is_no_failure(server))
@@ -97,10 +97,10 @@ def run(
 
 
 def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
-    """How uvicorn serves the app.
+    """uvicorn's settings for the app.
 
     Raises:
-        ConfigError: the system lets this process open too few files.
+        ConfigError: the limit on open files is too low.
     """
     protocol: Any = partial(
         LimitedProtocol,
@@ -117,19 +117,19 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
         server_header=False,
         headers=[("server", "headstart")],
         timeout_keep_alive=config.timeout,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS + 5,  # to send errors to the others
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS + 5,  # to send errors to the rest
         ssl_keyfile=config.ssl_key_file,
         ssl_certfile=config.ssl_cert_file,
     )
 
 
 class StoppableServer(uvicorn.Server):
-    """Ends running answers with an error, where uvicorn would close their connections.
+    """Ends running answers with an error instead of closing their connections, as uvicorn would.
 
     Args:
         stop: called first.
-        end: ends the answers that still run after SHUTDOWN_SECONDS.
-        kill: called at a second signal, where `end` would wait for a step.
+        end: ends the answers still running after SHUTDOWN_SECONDS.
+        kill: called at a second signal, because `end` would wait for a step.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ def stopping_is_no_failure(server: uvicorn.Server) -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            # only if the process ends by it, because children inherit an ignored signal
+            # only if the process is ending, because children inherit an ignored signal
             signal.signal(number, signal.SIG_IGN if has_come else handler)
 
 
@@ -201,7 +201,7 @@ def take_ports(config: ServerConfig, stack: ExitStack) -> list[socket.socket]:
 
 @contextmanager
 def _take_socket_file(path: Path) -> Iterator[socket.socket]:
-    """Listen on a Unix socket; replace one that a dead server left."""
+    """Listen on a Unix socket; replaces a stale one."""
     listener = unix_socket()
     try:
         if path.is_socket() and listener.connect_ex(str(path)):
@@ -228,8 +228,8 @@ def take_port(config: ServerConfig, *, only_ipv6: bool = False) -> socket.socket
         ConfigError: it is in use or does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    # asyncio only sets TCP_NODELAY on sockets that name their protocol; without it a token takes
-    # 40 ms
+    # asyncio sets TCP_NODELAY only on sockets that name their protocol; without it a token takes 40
+    # ms
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -251,7 +251,7 @@ def take_port(config: ServerConfig, *, only_ipv6: bool = False) -> socket.socket
 
 
 def _read_certificate(config: ServerConfig) -> None:
-    """Raise ConfigError if the files of TLS cannot be used."""
+    """Raise ConfigError if the TLS files cannot be used."""
     if config.ssl_cert_file:
         try:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -264,7 +264,7 @@ def _read_certificate(config: ServerConfig) -> None:
 
 
 def address_of(listener: socket.socket, scheme: str = "http") -> str:
-    """The URL of a listening socket; a Unix socket's path."""
+    """The URL of a listening socket, or a Unix socket's path."""
     if is_unix_socket(listener):
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]

@@ -1,5 +1,5 @@
-"""Images and sounds of requests: where bodies name them, where their files come from, what they
-become.
+"""Images and audio of requests: finds them in bodies, fetches the files and asks for their
+parts.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from headstart.structures.interruption import progress
 from headstart.types.errors import RequestError
 from headstart.types.media import MediaChunk, MediaPart, MediaQuestion
 
-# in a prompt's text, in the place of a file; nobody else knows it
+# placeholder for a file in a prompt's text; secret
 MARKER = os.environ.get("LLAMA_MEDIA_MARKER") or f"<__media_{secrets.token_hex(16)}__>"
-MOST_SECONDS = 10.0  # for a file to be fetched
+MOST_SECONDS = 10.0  # timeout for fetching a file
 Source = tuple[str, str]
-"""What a body says of a file: its kind, empty if only the file tells, and its URL or base64."""
+"""A file in a body: its kind, empty if unknown before reading it, and its URL or base64."""
 Media = Sequence[tuple[MediaPart, ...]]
-"""What each file becomes in the prompt."""
+"""The prompt parts of each file."""
 _PARTS = {"image_url": "image", "input_audio": "audio"}
 
 
 def take_media(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Source]]:
-    """Chat messages with a marker in the place of each image and sound, and these."""
+    """Replace the images and sounds of chat messages by markers; returns both."""
     sources = list[Source]()
     taken = [
         message | {"content": take_parts(content, sources)}
@@ -54,7 +54,7 @@ def take_media(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]]
 
 
 def take_parts(parts: Sequence[Any], sources: list[Source]) -> list[Any]:
-    """Parts of a message with markers in the place of files, which are added to `sources`."""
+    """Replace the files in a message's parts by markers, adding them to `sources`."""
 
     def without(part: Any) -> Any:
         name = part.get("type") if isinstance(part, dict) else None
@@ -87,15 +87,15 @@ def prompt_media(prompt: Any) -> list[Source]:
 
 
 async def read_prompt_media(http: HttpRequest, prompt: Any) -> Media:
-    """As `read_media`, for the files of a prompt or of a list of prompts."""
+    """Like `read_media`, for the files of a prompt or of a list of prompts."""
     return await read_media(http, await off_loop(http, lambda: prompt_media(prompt)))
 
 
 async def read_media(http: HttpRequest, sources: Sequence[Source]) -> Media:
-    """Fetch and check files, and ask the engine for the parts of the prompt that they become.
+    """Fetch and check files, and ask the engine for their prompt parts.
 
     Raises:
-        HeadstartError: one of them cannot be used, or the model reads none.
+        HeadstartError: a file cannot be used, or the model reads none.
         ClientDisconnect: the client disconnected.
     """
     if not sources:
@@ -108,7 +108,7 @@ async def read_media(http: HttpRequest, sources: Sequence[Source]) -> Media:
 
     async def ask() -> Media:
         held, left = list[str | bytes](), service.config.max_body_mb << 20
-        # each may hold many megabytes; slow sites of one tenant keep no other waiting
+        # each may hold many megabytes; slow sites of one tenant must not block others
         async with service.image_questions.setdefault(namespace, asyncio.Semaphore(4)):
             for _, url in sources:
                 held.append(await _fetched(url, service.config, left))
@@ -118,7 +118,7 @@ async def read_media(http: HttpRequest, sources: Sequence[Source]) -> Media:
                 files = list[bytes]()
                 for one in held:
                     data = one if isinstance(one, bytes) else _file_of(one, service.config)
-                    kind, file = safe_file(data)  # of a large one that takes seconds
+                    kind, file = safe_file(data)  # takes seconds for large files
                     _check_kind(kind, modalities)
                     progress(len(files))
                     files.append(file)
@@ -136,7 +136,7 @@ def _check_kind(kind: str, modalities: Sequence[str]) -> None:
     if kind not in modalities:
         reads = " and ".join(("text", *modalities))
         raise ApiError(
-            500,  # as at llama-server: the request is right, and what this server loaded is not
+            500,  # as in llama-server: the request is valid, but the server lacks a projector
             f"{kind} input is not supported: this model reads {reads} only; start with --mmproj, "
             "if there is a projector for it",
         )
@@ -145,7 +145,7 @@ def _check_kind(kind: str, modalities: Sequence[str]) -> None:
 async def _fetched(url: str, config: ServerConfig, left_bytes: int) -> str | bytes:
     """The file of an http URL, if fetching is enabled; other URLs unchanged.
 
-    `left_bytes`: of what all files of a request may have together.
+    `left_bytes`: what is left of the size limit for all files of a request.
     """
     if url[:8].partition(":")[0] not in ("http", "https"):
         return url
@@ -189,8 +189,8 @@ def _local(name: str, folder: str | None) -> bytes:
         path = (root / name).resolve()
         if path.is_relative_to(root) and path.is_file():
             with path.open("rb") as file:
-                return file.read(MOST_BYTES + 1)  # one that is larger is refused for it
-    except (OSError, ValueError):  # as if it were not there
+                return file.read(MOST_BYTES + 1)  # a larger one is refused later
+    except (OSError, ValueError):  # as if it did not exist
         pass
     raise RequestError(f"file://{shorten(name)} is not in the folder of --media-path")
 
@@ -198,7 +198,7 @@ def _local(name: str, folder: str | None) -> bytes:
 def place(
     texts: Sequence[list[int]], files: Media
 ) -> tuple[list[int], tuple[tuple[int, MediaChunk], ...]]:
-    """A prompt of texts with a file between each two, and where its chunks begin."""
+    """Join texts and the files between them; returns the prompt and its chunks' positions."""
     tokens, media = list(texts[0]), []
     for parts, text in zip(files, texts[1:], strict=True):
         for part in parts:
@@ -212,7 +212,7 @@ def place(
 
 
 async def public_address(host: str, port: int) -> str:
-    """An address of a host, all of which are public: no client may look around in our network.
+    """An address of a host, all of whose addresses are public: protects the local network.
 
     Raises:
         RequestError: there is none.
@@ -228,12 +228,12 @@ async def public_address(host: str, port: int) -> str:
 
 
 async def fetch(url: str, most_bytes: int, limit: str) -> bytes:
-    """The file at a URL; `limit` is what the error for a larger one says.
+    """Fetch a URL; `limit` is quoted in the error for larger files.
 
     Raises:
-        RequestError: it cannot be had, or is too large.
+        RequestError: it cannot be fetched, or is too large.
     """
-    import httpx2  # loaded only where something is fetched
+    import httpx2  # loaded only if needed
 
     try:
         async with (
@@ -245,7 +245,7 @@ async def fetch(url: str, most_bytes: int, limit: str) -> bytes:
                 if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
                     raise RequestError(f"{shorten(url)} is no address that is fetched")
                 port = parts.port or (443 if parts.scheme == "https" else 80)
-                # to the very address that was looked at: a name may have another a moment later
+                # connect to the checked address: a name may resolve differently a moment later
                 target = httpx2.URL(url).copy_with(host=await public_address(parts.hostname, port))
                 request = client.build_request(
                     "GET",

@@ -1,7 +1,7 @@
-"""Files of images and sound, made safe for libmtmd, whose decoders are C and have no limits.
+"""Makes image and audio files safe for libmtmd, whose C decoders have no limits.
 
-Of a small PNG libmtmd would unpack gigabytes, and it ends the process where the head of a sound
-file promises more than there is memory for.
+libmtmd would unpack gigabytes from a small PNG, and aborts if an audio header promises more samples
+than fit into memory.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from headstart.types.errors import RequestError
 
 MOST_BYTES = 20 << 20  # of a file
-MOST_PIXELS = 64 << 20  # 200 MB when they are decoded
-LEAST_SECONDS, MOST_SECONDS = 0.1, 600.0  # of a sound; some projectors take it all at once
-RATES = range(4_000, 400_000)  # samples a second
+MOST_PIXELS = 64 << 20  # 200 MB decoded
+LEAST_SECONDS, MOST_SECONDS = 0.1, 600.0  # of audio; some projectors process it as a whole
+RATES = range(4_000, 400_000)  # samples per second
 # of MP3, for MPEG 1, then for MPEG 2 and 2.5
 _KBITS = ((0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0),
           (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0))  # fmt: skip
@@ -46,14 +46,14 @@ def safe_file(data: bytes) -> tuple[str, bytes]:
 
 
 def as_png_or_jpeg(data: bytes) -> bytes:
-    """JPEG as it is, other kinds of images decoded and as PNG.
+    """Return JPEG unchanged, and other images converted to PNG.
 
     Raises:
         RequestError: it cannot be read, or is too large.
     """
     from PIL import Image, UnidentifiedImageError
 
-    Image.MAX_IMAGE_PIXELS = None  # Pillow would only warn of images that are refused here
+    Image.MAX_IMAGE_PIXELS = None  # Pillow would only warn about images that are refused here
     try:
         with Image.open(BytesIO(data), formats=("PNG", "JPEG", "GIF", "WEBP")) as image:
             if image.width * image.height > MOST_PIXELS:
@@ -78,17 +78,17 @@ def as_png_or_jpeg(data: bytes) -> bytes:
         ) from None
     except RequestError:
         raise
-    except Exception as error:  # Pillow has no class for what damaged files make its readers raise
+    except Exception as error:  # damaged files raise any exception in Pillow's readers
         raise RequestError(
             "an image cannot be read: its file is damaged; send it as PNG or JPEG"
         ) from error
 
 
 def as_safe_sound(data: bytes) -> bytes:
-    """A sound of limited length whose header states its true length.
+    """Return audio of limited length with a correct header.
 
     Raises:
-        RequestError: it is too short, too long, or no sound that is read.
+        RequestError: it is too short, too long, or of an unsupported kind.
         IndexError, KeyError, struct.error: it is damaged.
     """
     at = 0
@@ -119,7 +119,7 @@ def _check_length(num_samples: int, rate: int) -> None:
 
 
 def _wav(data: bytes) -> bytes:
-    """The samples with a header written here."""
+    """The samples with a new header."""
     chunks, at = dict[bytes, bytes](), 12
     while at + 8 <= len(data) and b"data" not in chunks:
         size = int.from_bytes(data[at + 4 : at + 8], "little")
@@ -127,7 +127,7 @@ def _wav(data: bytes) -> bytes:
         at += 8 + size + size % 2
     head, samples = chunks[b"fmt "], chunks[b"data"]
     tag, channels, rate, _, _, bits = struct.unpack("<HHIIHH", head[:16])
-    if tag == 0xFFFE:  # it stands further behind
+    if tag == 0xFFFE:  # the real tag comes later
         tag = int.from_bytes(head[24:26], "little")
     known = {1: (8, 16, 24, 32), 3: (32, 64), 6: (8,), 7: (8,)}  # 1 is PCM, 3 floats
     if bits not in known.get(tag, ()) or not 1 <= channels <= 8:
@@ -138,7 +138,7 @@ def _wav(data: bytes) -> bytes:
     frame = channels * bits // 8
     samples = samples[: len(samples) // frame * frame]
     _check_length(len(samples) // frame, rate)
-    if tag == 3:  # floats; no number that is none may reach the model
+    if tag == 3:  # floats; NaN and infinities must not reach the model
         values = np.frombuffer(samples, f"<f{bits // 8}")
         samples = np.clip(np.nan_to_num(values), -1e3, 1e3).astype(values.dtype).tobytes()
     return struct.pack(
@@ -156,7 +156,7 @@ def _check_flac(data: bytes) -> None:
 
 
 def _mp3(data: bytes) -> bytes:
-    """The consecutive frames at the start."""
+    """The consecutive frames at the start of the file."""
     at = num_frames = 0
     first = data[1] & 0xFE, data[2] & 0x0C  # version and layer; rate
     rates = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}
@@ -174,5 +174,5 @@ def _mp3(data: bytes) -> bytes:
     def disarm(tag: re.Match[bytes]) -> bytes:
         return tag[0] if int.from_bytes(tag[1]) <= num_frames else b"\0" * 4
 
-    # a tag in the first frame says how many there are, and is believed
+    # a tag in the first frame states their number, which decoders trust
     return re.sub(rb"(?:Xing|Info)(?=....(....))", disarm, data[:at], flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""GET /metrics: counters in Prometheus's text format, llama-server's names and ours.
+"""GET /metrics: counters in Prometheus's text format, with llama-server's names and ours.
 
 `METRICS` is read from metrics.txt; docs/metrics.md is generated from it.
 """
@@ -76,7 +76,7 @@ async def metrics(http: HttpRequest) -> Response:
 
 
 def render(report: WorkerReport) -> str:
-    """Write every metric that has a sample."""
+    """Format every metric that has a sample."""
     return "".join(line for metric in METRICS for line in metric.lines(report))
 
 
@@ -112,7 +112,7 @@ def _samples(own: dict[str, str], value: Any, labels: Sequence[str]) -> Iterable
 
 
 def _quotient(report: WorkerReport, names: tuple[str, str], is_since_read: bool) -> float:
-    """Of two counters, or of what they grew by since they were read; 0 of nothing."""
+    """Quotient of two counters, or of their growth since the last read; 0 if both are."""
     now = [getattr(report.counters, one) for one in names]
     then = [getattr(report.last_read, one) if is_since_read else 0 for one in names]
     grown = [a - b for a, b in zip(now, then, strict=True)]

@@ -32,7 +32,7 @@ from headstart.types.worker import Worker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDefaults:
-    """Values for requests that do not set them, joined of flags and the model file."""
+    """Values for requests that do not set them, from flags and the model file."""
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int | None = None  # None: random for each request
@@ -43,20 +43,20 @@ class RequestDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """The target model as the HTTP side sees it."""
+    """The target model as seen by the HTTP side."""
 
     alias: str
     vocab: Vocab
     template: ChatTemplate
-    aliases: tuple[str, ...] = ()  # further names of it
+    aliases: tuple[str, ...] = ()  # alternative names
     tags: tuple[str, ...] = ()
-    config: Config = field(default_factory=Config, repr=False)  # which has secrets
+    config: Config = field(default_factory=Config, repr=False)  # contains secrets
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
-    # how a query and a document become one prompt: the model's template, with {query} and
-    # {document}, or the tokens before, between and after them
+    # how to join a query and a document: the model's template with {query} and {document}, or the
+    # tokens before, between and after them
     pair_template: str | None = None
     pair_marks: Sequence[Sequence[int]] = ((), (), ())
-    # values in force with their origins, JSON-ready
+    # effective values with their origins, JSON-ready
     settings: Sequence[Mapping[str, Any]] = ()
 
     @property
@@ -80,19 +80,19 @@ class Service:
     started_at: float = 0.0
     model: ServedModel | None = None
     load_failure: str = ""
-    # separate, so that prompts do not wait for images or for requests that only count or show
-    # tokens, and no answer that has begun is refused
+    # separate pools, so that prompt work never queues behind image or token-count work, and started
+    # answers are never rejected
     prompt_threads: Threads = field(default_factory=partial(Threads, "prompts", 4, 512))
     media_threads: Threads = field(default_factory=partial(Threads, "media", 2, 512))
     text_threads: Threads = field(default_factory=partial(Threads, "texts", 2, 64))
     answer_threads: Threads = field(default_factory=partial(Threads, "answers", 2, 2**30))
     streams: KeptStreams = field(default_factory=KeptStreams)
     responses: ResponseStore = field(init=False)
-    # by tenant, held while a slot is saved, restored or erased
+    # by tenant, held during a slot action
     slot_actions: WeakValueDictionary[str, asyncio.Lock] = field(
         default_factory=WeakValueDictionary
     )
-    image_questions: WeakValueDictionary[str, asyncio.Semaphore] = field(  # likewise, so many
+    image_questions: WeakValueDictionary[str, asyncio.Semaphore] = field(  # by tenant
         default_factory=WeakValueDictionary
     )
     adapter_scales: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by tenant
@@ -105,17 +105,17 @@ class Service:
         self.responses = ResponseStore(config.tenant_responses, config.tenant_responses_mb << 20)
 
     async def close(self) -> None:
-        """End what is read and what is answered with the error of a server that stops."""
+        """Fail all pending reads and answers with the shutdown error."""
         reading = self.prompt_threads, self.media_threads
         for threads in (*reading, self.text_threads, self.answer_threads):
             threads.close()
         await self.worker.close()
 
     def holding(self, tenant: str, count: int) -> AbstractContextManager[None]:
-        """Count requests while they wait or run.
+        """Count requests while they are waiting or running.
 
-        Those that cannot fit are refused here: an engine that is sent hundreds of them to refuse
-        has less time for others.
+        Excess requests are refused here, because refusing hundreds of them would take the engine's
+        time from others.
 
         Raises:
             CapacityError: the tenant alone would have more than may wait and run.
@@ -151,7 +151,7 @@ class Service:
 
     @property
     def served(self) -> ServedModel:
-        """The model; routes run only when there is one."""
+        """The model; routes run only once it is loaded."""
         assert self.model is not None
         return self.model
 

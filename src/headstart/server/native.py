@@ -76,14 +76,14 @@ class NativeDialect(SingleDialect):
 
 
 def pick_fields(result: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
-    """Keep these fields; "timings/prompt_n" names a nested one and stays a flat key."""
+    """Keep only these fields; "timings/prompt_n" names a nested one, which stays a flat key."""
     picked: dict[str, Any] = {}
     for path in paths:
         value: Any = result
         try:
             for key in path.split("/"):
                 value = value[key]
-        except (KeyError, TypeError):  # it is not there
+        except (KeyError, TypeError):  # absent
             continue
         picked[path] = value
     return picked

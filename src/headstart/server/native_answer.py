@@ -1,4 +1,4 @@
-"""An answer in llama-server's own form, for /completion and as `__verbose` of other routes."""
+"""An answer in llama-server's format, for /completion and as `__verbose` of other routes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headstart.types.request import Request
 if TYPE_CHECKING:
     from headstart.server.dialect import Choice
 
-# parameters of llama-server that are off here
+# parameters of llama-server that have no effect here
 OFF = {
     "mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "adaptive_target": -1.0,
     "adaptive_decay": 0.9, "min_keep": 0, "backend_sampling": False, "preserved_tokens": [],
@@ -48,7 +48,7 @@ def native_answer(
         "truncated": choice.finish.truncated,
         "stop_type": {"length": "limit", "cancelled": "none"}.get(reason, reason),
         "stopping_word": choice.finish.stopping_word,
-        # in the slot now; the last token is not decoded
+        # currently in the slot; the last token is not decoded
         "tokens_cached": min(
             stats.num_prompt + max(0, stats.num_emitted - 1), call.info.context_size - 1
         ),
@@ -62,7 +62,7 @@ def generation_settings(
 ) -> dict[str, Any]:
     """The values that a request ran with, under llama-server's names.
 
-    `eog_ids`: tokens that `ignore_eos` bans.
+    `eog_ids`: tokens banned by `ignore_eos`.
     """
     sampling = request.sampling
     settings = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(sampling)}
@@ -71,7 +71,7 @@ def generation_settings(
     return {
         **OFF,
         **settings,
-        "logit_bias": [  # that of a banned token is false, because JSON has no infinity
+        "logit_bias": [  # false for banned tokens, because JSON has no infinity
             {"token": token, "bias": value if math.isfinite(value) else False}
             for token, value in sampling.logit_bias.items()
         ]

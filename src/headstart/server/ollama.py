@@ -177,7 +177,7 @@ async def ollama_embeddings(http: HttpRequest) -> dict[str, Any]:
 
 
 def _loaded(http: HttpRequest, model: str | None, fields: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a request without a prompt, which asks to load the model."""
+    """Answer a request without a prompt, which loads the model."""
     call = new_call(http, "ollama-")
     named = {"model": model or call.model.alias, "created_at": written_time(time.time())}
     return {**named, **fields, "done": True, "done_reason": "load"}
@@ -205,7 +205,7 @@ async def _embed(
 
 
 def _cut(text: str, vocab: Vocab, info: EmbeddingInfo) -> list[int]:
-    """The tokens that fit; the last one stays, as it may be an end marker."""
+    """Truncate to the limit of tokens; the last one stays, as it may be an end marker."""
     shortened = text[: 8 * info.max_tokens]
     tokens = vocab.tokenize(shortened, add_special=True, parse_special=True)
     if not tokens:

@@ -1,4 +1,4 @@
-"""Writes answers in Ollama's form: a line of JSON for each piece, durations in nanoseconds."""
+"""Writes answers in Ollama's format: one line of JSON per piece, durations in nanoseconds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPTIONS = {
 class OllamaBody(Body):
     """POST /api/show, and fields of all requests."""
 
-    model: str | None = Field(  # each line of the answer has it
+    model: str | None = Field(  # repeated in each line of the answer
         default=None, max_length=1024, description="any name: there is one model"
     )
     options: dict[str, Any] = Field(
@@ -79,7 +79,7 @@ class OllamaEmbedBody(OllamaBody):
 
 
 def text_fields(body: OllamaTextBody) -> dict[str, Any]:
-    """The fields that all bodies for text share, under chat's names.
+    """The common fields of text bodies, under chat's names.
 
     Raises:
         RequestError: `format` is neither json nor a schema.
@@ -158,14 +158,14 @@ def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _content(text: Any, images: list[Any]) -> Any:
-    """Of a chat message: images come before the text, as at Ollama."""
+    """Content of a chat message: images precede the text, as in Ollama."""
     if not images:
         return text
     parts = [{"type": "image_url", "image_url": {"url": image}} for image in images]
     return [*parts, {"type": "text", "text": text}]
 
 
-OLLAMA_VERSION = "0.12.6"  # some clients refuse older ones
+OLLAMA_VERSION = "0.12.6"  # some clients reject older ones
 
 
 def model_details(architecture: str, num_params: int, file_type: str) -> dict[str, Any]:
@@ -229,7 +229,7 @@ class OllamaDialect(Dialect):
     """Lines of /api/chat or /api/generate; `model` is the name in the request."""
 
     media_type = "application/x-ndjson"
-    can_ping = False  # its clients read each line as JSON
+    can_ping = False  # clients parse each line as JSON
 
     def __init__(
         self,
@@ -256,7 +256,7 @@ class OllamaDialect(Dialect):
                     lines.append(self._line(self._fields(text), is_done=False))
                 case Thoughts(text):
                     lines.append(self._line(self._fields(thoughts=text), is_done=False))
-                case CallBegin(index):  # so the calls before it are complete
+                case CallBegin(index):  # the calls before it are complete
                     lines += self._calls(choice, index)
         return lines
 
@@ -271,7 +271,7 @@ class OllamaDialect(Dialect):
         return self._line(fields, is_done=True) | self._end(choice)
 
     def _calls(self, choice: Choice, end: int) -> list[Chunk]:
-        """A line with the complete calls that were not sent yet."""
+        """A line with the complete calls not sent yet."""
         calls = choice.message.calls[self._num_calls_sent : end]
         self._num_calls_sent = max(self._num_calls_sent, end)
         return [self._line(self._fields(calls=calls), is_done=False)] if calls else []
@@ -299,5 +299,5 @@ class OllamaDialect(Dialect):
 
 
 def nanoseconds(seconds: float) -> int:
-    """Seconds as Ollama counts them."""
+    """Convert seconds to Ollama's unit."""
     return int(seconds * 1e9)

@@ -1,7 +1,7 @@
 """The page at `/`: static files, served without a key and while the model still loads.
 
-They contain nothing secret; their data comes from the API, which checks the key. They are kept in
-memory, also compressed: the first screen asks for 45 of them.
+They contain no secrets; their data comes from the API, which checks the key. They are kept in
+memory, also compressed: the first screen requests 45 of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HEADERS = {
     "Vary": "Accept-Encoding",
     "X-Content-Type-Options": "nosniff",
 }
-MOST_BYTES_KEPT = 2**20  # a larger file of --path is read for each request
+MOST_BYTES_KEPT = 2**20  # larger files of --path are read for each request
 
 
 class Page:
@@ -74,7 +74,7 @@ class Page:
 
 
 def _status_of(file: Path) -> os.stat_result | None:
-    """Of a file that is there."""
+    """Status of a regular file, or None."""
     try:
         status = file.stat()
     except OSError:
@@ -90,7 +90,7 @@ def _read(file: Path, version: tuple[int, int]) -> tuple[bytes, bytes]:
 
 
 def page_files(config: ServerConfig) -> dict[str, Path]:
-    """URL path -> file; made once, so that no request's path reaches the file system.
+    """URL path -> file; built once, so that no request's path reaches the file system.
 
     Raises:
         ConfigError: --path is not a folder.

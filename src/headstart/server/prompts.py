@@ -17,8 +17,8 @@ from headstart.types import Vocab
 from headstart.types.errors import ContextLengthError, RequestError
 from headstart.types.media import MediaChunk, MediaPart
 
-MAX_TOKENS = 1 << 24  # where nothing less is demanded
-TEMPLATE_SECONDS = 5.0  # for one conversation
+MAX_TOKENS = 1 << 24  # unless a lower limit applies
+TEMPLATE_SECONDS = 5.0  # per conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Prompt:
     tokens: Sequence[int]
     text: str
     echo: str
-    media: tuple[tuple[int, MediaChunk], ...] = ()  # of images and sounds, and where each begins
+    media: tuple[tuple[int, MediaChunk], ...] = ()  # chunk and position of each image or sound
 
 
 def read_prompts(prompt: Any, vocab: Vocab, context_size: int, media: Media = ()) -> list[Prompt]:
@@ -76,7 +76,7 @@ def tokenize_mixed(
 
     Raises:
         ContextLengthError: there are more than `limit`.
-        RequestError: it is something else.
+        RequestError: it is neither.
     """
     parts = content if isinstance(content, list) else [content]
     if len(parts) > 2 * limit and (num_ids := sum(map(is_id, parts))) > limit:

@@ -1,4 +1,4 @@
-"""Writes an answer as an OpenAI response: items, and events that open and close them."""
+"""Writes an answer as an OpenAI response: items, with opening and closing events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ResponsesDialect(Dialect):
         self._request = request
         self._is_parallel = body.parallel_tool_calls is not False
         self._keep = keep
-        self._logprobs: list[Chunk] = []  # of tokens whose text is held back
+        self._logprobs: list[Chunk] = []  # of tokens with withheld text
         self._items: list[Item] = []
         self._is_open = False  # the last item
         self._num_events = 0
@@ -56,7 +56,7 @@ class ResponsesDialect(Dialect):
         return [{"type": kind, "response": response} for kind in kinds]
 
     def progress(self, choice: Choice, event: ProgressEvent) -> list[Chunk]:
-        # without what the request said, which may be megabytes, in every step of the prompt
+        # without the request's fields, which may be megabytes, in every progress event
         response = {"id": self.call.id, "object": "response", "status": "in_progress"}
         added = {"type": "response.in_progress", "response": response}
         return [added | self.prompt_progress(event)]
@@ -90,7 +90,7 @@ class ResponsesDialect(Dialect):
         return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
 
     def _open(self, item: Item) -> list[Chunk]:
-        """The events that begin an item, unless one of its kind is open."""
+        """Events that open an item, unless one of its kind is open."""
         if self._is_open and self._items[-1]["type"] == item["type"]:
             return []
         closing = self._close()
@@ -106,7 +106,7 @@ class ResponsesDialect(Dialect):
         return [*closing, added, {"type": "response.content_part.added", **place, "part": part}]
 
     def _close(self) -> list[Chunk]:
-        """The events that end the item that is open."""
+        """Events that close the open item."""
         if not self._is_open:
             return []
         self._is_open = False

@@ -89,8 +89,8 @@ async def delete_response(http: HttpRequest) -> dict[str, Any]:
 async def _chat_after(
     before: StoredResponse | None, http: HttpRequest, body: ResponsesBody
 ) -> tuple[list[Item], ChatBody]:
-    """The items of the conversation so far, and the chat that goes on; of a short body it may be
-    long.
+    """The conversation's items so far, and the chat that continues it, which may be long even if
+    the body is short.
     """
 
     def make() -> tuple[list[Item], ChatBody]:

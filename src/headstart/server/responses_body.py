@@ -15,7 +15,7 @@ from headstart.types.errors import RequestError
 
 
 class ResponsesBody(Body):
-    """POST /v1/responses; further fields of chat (top_k, speculative, ...) are taken too."""
+    """POST /v1/responses; further fields of chat (top_k, speculative, ...) are accepted too."""
 
     asks_model: ClassVar[bool] = True
     model_config = ConfigDict(extra="allow")
@@ -55,7 +55,7 @@ def chat_body(body: ResponsesBody, history: list[Item]) -> ChatBody:
     for name in ("background", "conversation", "prompt"):
         if extra.get(name):
             raise not_supported(f"{name} is not supported; leave it out")
-    # without those that mean something else here, or are handled here
+    # without fields that differ here, or are handled here
     own = {"messages", "tools", "tool_choice", "n", "n_cmpl", "logprobs", "echo"}
     known = ChatBody.model_fields.keys() - own
     data: dict[str, Any] = {
@@ -66,7 +66,7 @@ def chat_body(body: ResponsesBody, history: list[Item]) -> ChatBody:
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
     data["messages"] = [*instructions, *input_messages(history), *input_messages(body.input)]
     data["stream"] = body.stream
-    if "store" in body.model_fields_set:  # the default stands for GET, not for --record-texts
+    if "store" in body.model_fields_set:  # the default concerns GET, not --record-texts
         data["store"] = body.store
     if body.max_output_tokens is not None:
         data["max_tokens"] = body.max_output_tokens
@@ -142,7 +142,7 @@ def _add(messages: list[Item], item: Any, where: str) -> None:
 
 
 def _assistant(messages: list[Item]) -> Item:
-    """The assistant's message to which the items of one answer belong."""
+    """The assistant message to which the items of an answer belong."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     return messages[-1]

@@ -14,11 +14,11 @@ from headstart.types.request import ProgressEvent, RequestStats, TokenEvent, Tok
 from headstart.types.speculation_stats import SpeculationStats
 
 Emission = tuple[int, TokenEvent]
-"""The tokens of a step, and its number in the answer, from 0."""
+"""The tokens of a step, and its index in the answer, from 0."""
 
 
 def usage(stats: Sequence[RequestStats], num_prompts: int) -> dict[str, Any]:
-    """OpenAI's token counts; the prompt of several choices counts once."""
+    """OpenAI's token counts; a prompt shared by several choices counts once."""
     first_of_prompt = stats[:: max(1, len(stats) // num_prompts)]
     num_prompt = sum(one.num_prompt for one in first_of_prompt)
     num_emitted = sum(one.num_emitted for one in stats)
@@ -69,8 +69,8 @@ def _pace(name: str, num_tokens: int, seconds: float) -> dict[str, float]:
 
 
 def speculative_metrics(stats: RequestStats, *, is_whole: bool) -> dict[str, Any]:
-    """Acceptance of an answer under the names that vLLM writes and AIPerf reads; `is_whole` adds
-    speculators and reasons.
+    """Acceptance of an answer under the names of vLLM and AIPerf; `is_whole` adds speculators and
+    reasons.
     """
     drafts, num_drafted = stats.drafts, stats.drafts.num_drafted
     rate = drafts.num_accepted / num_drafted if num_drafted else 0.0
@@ -127,7 +127,7 @@ def sum_stats(stats: Sequence[RequestStats]) -> RequestStats:
 def token_probabilities(
     logprobs: Sequence[TokenLogprob], vocab: Vocab, *, is_post_sampling: bool
 ) -> list[dict[str, Any]]:
-    """An entry for each emitted token with its alternatives; after sampling not as logarithms."""
+    """An entry per emitted token with its alternatives; as logarithms only before sampling."""
     name, top_name = ("prob", "top_probs") if is_post_sampling else ("logprob", "top_logprobs")
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def token_probabilities(
 
 
 def legacy_logprobs(content: Sequence[dict[str, Any]], text_offset: int) -> dict[str, Any]:
-    """Log probabilities in OpenAI's old form for completions, four parallel lists."""
+    """Log probabilities in OpenAI's legacy format for completions, four parallel lists."""
     offsets = []
     for entry in content:
         offsets.append(text_offset)
@@ -220,10 +220,10 @@ def _rounded(chance: float | None) -> float | None:
 def counterfactual(answers: Sequence[Sequence[Emission]]) -> dict[str, Any]:
     """Steps and accepted tokens of each speculator on its own, for answers with known provenance.
 
-    An offer is known where a step began. Where a step of the speculator alone would begin
-    elsewhere, the newest offer that the text agrees with so far goes on; without one, the step
-    gives one token. So the result is a lower bound, the closer the more often the speculator was
-    asked. O(tokens), those of the offers included.
+    Offers are known only at the starts of actual steps. If a step of the speculator alone would
+    start elsewhere, the newest offer that still agrees with the text is continued; without one, the
+    step yields one token. So the result is a lower bound, the tighter the more often the speculator
+    was asked. O(tokens), including those of the offers.
     """
     sums: dict[str, list[int]] = {}  # offers, tokens, steps, accepted
     for emissions in answers:
@@ -243,7 +243,7 @@ def counterfactual(answers: Sequence[Sequence[Emission]]) -> dict[str, Any]:
 
 
 def _rights(emissions: Sequence[Emission]) -> tuple[list[int], dict[str, dict[int, int]]]:
-    """The text; and by speculator, where each of its offers began and ceases to be right."""
+    """The text; and by speculator, start and end of the correct part of each offer."""
     text = [token for _, event in emissions for token in event.tokens]
     right: dict[str, dict[int, int]] = {}
     start = 0
@@ -256,7 +256,7 @@ def _rights(emissions: Sequence[Emission]) -> tuple[list[int], dict[str, dict[in
 
 
 def _replay(num_tokens: int, ends: Mapping[int, int]) -> tuple[int, int]:
-    """Steps and accepted tokens; `ends`: by where an offer began, in order."""
+    """Steps and accepted tokens; `ends`: end of the correct part, by start, in order."""
     at = num_steps = num_accepted = reach = 0
     offers = iter([*ends.items(), (num_tokens, num_tokens)])
     start, end = next(offers)

@@ -48,7 +48,7 @@ def json_response(data: Any) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A handler with its method, its paths (the first is documented) and the class of its body."""
+    """A handler with its method, its paths (the first is documented) and its body's class."""
 
     method: str
     paths: tuple[str, ...]

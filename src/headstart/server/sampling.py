@@ -80,14 +80,14 @@ def sampling_params(
 
 
 def _seed(seed: int | None) -> int:
-    """The seed's lower 32 bits, as at llama-server; None and -1 stand for a random seed."""
-    if seed in (None, -1, MAX_SEED):  # the last is -1 as llama-server's /props shows it
+    """The seed's lower 32 bits, as in llama-server; None and -1 mean a random seed."""
+    if seed in (None, -1, MAX_SEED):  # MAX_SEED is -1 as shown by llama-server's /props
         return secrets.randbelow(MAX_SEED)
     return seed % 2**32
 
 
 def _clamped(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace values outside of a clamped parameter's range by its limit."""
+    """Replace values outside a clamped parameter's range by its limit."""
     clamped = dict(values)
     for one in NUMBERS:
         value, clamp = clamped.get(one.name), one.metadata["clamp"]
@@ -109,7 +109,7 @@ def _samplers(samplers: Any) -> tuple[str, ...]:
 
 
 def _sampler_names(names: Iterable[str]) -> tuple[str, ...]:
-    """The known samplers among these, each once; others are left out."""
+    """The known samplers among these, each once; others are ignored."""
     known = (SAMPLER_ALIASES.get(name.strip(), name.strip()) for name in names)
     return tuple(dict.fromkeys(name for name in known if name in SAMPLERS))
 

@@ -1,8 +1,8 @@
 """Request bodies: names and types of their fields, documented for OpenAPI.
 
 Ranges are checked by `SamplingParams`, `SpeculativeParams` and `translate`. Fields of several types
-(prompt, stop, logit_bias ...) are `Any` here. Null is the same as an absent field. Unknown fields
-are ignored, as by llama-server and OpenAI, except in `speculative`.
+(prompt, stop, logit_bias ...) are `Any` here. Null means absent. Unknown fields are ignored, as by
+llama-server and OpenAI, except in `speculative`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ else:
 
 
 class SpeculativeBody(Body):
-    """Speculation of this request; absent fields are as the server was started."""
+    """Speculation settings of this request; absent fields have the server's default."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -92,7 +92,7 @@ class GenerationBody(SamplingBody):
     )
     n_probs: Int | None = Field(None, description="alternatives per token, with log probabilities")
     post_sampling_probs: bool = False
-    cache_prompt: bool | None = None  # None: as the server was started
+    cache_prompt: bool | None = None  # None: the server's default
     n_cache_reuse: Int | None = Field(None, description="see --cache-reuse")
     n_keep: Int | None = Field(None, description="see --keep")
     n_discard: Int = Field(0, description="tokens that a context shift drops; 0 for half")
@@ -172,9 +172,9 @@ class GenerationBody(SamplingBody):
 
     @property
     def wanted_logprobs(self) -> tuple[str, int | None]:
-        """The field that asks for log probabilities, and for how many alternatives a token.
+        """The field that requests log probabilities, and the number of alternatives per token.
 
-        None: no log probabilities; as at llama-server `n_probs: 0` asks for none.
+        None: no log probabilities; as in llama-server `n_probs: 0` requests none.
 
         Raises:
             RequestError: the fields contradict each other.
@@ -253,7 +253,7 @@ class CompletionBody(GenerationBody):
             return super().wanted_logprobs
         if isinstance(self.logprobs, bool) or not isinstance(self.logprobs, int):
             raise wrong_value("logprobs", self.logprobs, "a whole number")
-        return "logprobs", self.logprobs  # as at OpenAI 0 asks for the chosen token alone
+        return "logprobs", self.logprobs  # as in OpenAI's API, 0 requests the chosen token only
 
 
 class NativeBody(GenerationBody):
@@ -278,7 +278,7 @@ class InfillExtra(Body):
 
 
 class InfillBody(NativeBody):
-    """POST /infill; all else as for /completion."""
+    """POST /infill; otherwise as for /completion."""
 
     input_prefix: Any = Field(
         description="what comes before the lines of the cursor: string, token ids or both"

@@ -1,4 +1,4 @@
-"""Server-sent events: how a stream is framed, and how many may listen to one without an end."""
+"""Server-sent events: framing of streams, and limits on listeners of endless ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headstart.types.errors import QuotaError
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"  # a comment: keeps proxies from closing a silent stream
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-MAX_LISTENERS = 100  # 4 kB each, every time
+MAX_LISTENERS = 100  # 4 kB per event each
 RETRY_SECONDS = 5
 
 
@@ -28,14 +28,14 @@ def event(data: Any, name: str = "") -> bytes:
 
 
 class Listening(StreamingResponse):
-    """A stream that does not end; counts as a listener until the client leaves."""
+    """A stream without an end; counts as a listener until the client leaves."""
 
     def __init__(self, events: AsyncIterable[bytes], listeners: Counter[str], scope: Scope) -> None:
-        """`listeners`: to this stream, by tenant.
+        """`listeners`: number of listeners by tenant.
 
         Raises:
             ApiError: there are too many.
-            QuotaError: the tenant must leave as many places to others as it has.
+            QuotaError: the tenant has used its share.
         """
         self._listeners, self._tenant = listeners, scope["headstart.namespace"]
         num, path = listeners[self._tenant], scope["path"]

@@ -110,7 +110,7 @@ async def props(http: HttpRequest) -> dict[str, Any]:
 
 @routes.post("/props", body=Body, answer="`success`: true")
 async def change_props(http: HttpRequest) -> dict[str, Any]:
-    """Answer as llama-server, which has no properties to change either."""
+    """Answer like llama-server, which has no changeable properties either."""
     if not service_of(http).config.props:
         raise ApiError(501, "this server does not take changes; start it with --props")
     return {"success": True}
@@ -132,7 +132,7 @@ async def slots(http: HttpRequest) -> list[dict[str, Any]]:
 
 @routes.post("/slots/{id_slot}", body=SlotBody, answer="what was saved, restored or erased")
 async def act_on_slot(http: HttpRequest) -> dict[str, Any]:
-    """Save, restore or erase what an idle slot keeps."""
+    """Save, restore or erase an idle slot's prompt."""
     service, tenant = service_of(http), http.scope["headstart.namespace"]
     folder = _slot_folder(http)
     action = http.query_params.get("action", "")
@@ -149,12 +149,12 @@ async def act_on_slot(http: HttpRequest) -> dict[str, Any]:
         tenant + adapter_key(adapters, service.info),
         adapters,
     )
-    # a tenant's actions one after the other: many at once would hold up the engine's steps, and
-    # saves would exceed a quota
+    # one action per tenant at a time: many at once would delay the engine's steps, and saves could
+    # exceed a quota
     lock = service.slot_actions.setdefault(tenant, asyncio.Lock())
     has_to_wait = lock.locked()
     async with lock:
-        if has_to_wait and await http.is_disconnected():  # nothing is done for those who left
+        if has_to_wait and await http.is_disconnected():  # do nothing for disconnected clients
             raise ClientDisconnect
         if action == "save":
             await asyncio.to_thread(_make_room, folder, name, service.config)
@@ -176,7 +176,7 @@ def _slot_folder(http: HttpRequest) -> Path:
 
 
 def _check_name(name: str | None) -> str:
-    """Check that the name stays inside of the folder."""
+    """Check that the name stays inside the folder."""
     if name is None or not re.fullmatch(r"[\w. +@-]{1,200}", name) or name.startswith("."):
         raise RequestError(
             f"filename is {name!r} but must be letters, digits, spaces and . _ + @ - alone"
@@ -189,7 +189,7 @@ def _make_room(folder: Path, name: str, config: ServerConfig) -> None:
 
     Raises:
         QuotaError: too many, or too large.
-        EngineError: the folder cannot be made or read.
+        EngineError: the folder cannot be created or read.
     """
     try:
         if folder != Path(config.slot_save_path or ""):
@@ -216,7 +216,7 @@ def _make_room(folder: Path, name: str, config: ServerConfig) -> None:
 
 
 def _slot_id(text: str, num_slots: int) -> int:
-    # the length first: int() refuses thousands of digits
+    # check the length first: int() rejects thousands of digits
     if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < num_slots):
         raise wrong_value("id_slot", text, f"from 0 to {num_slots - 1}")
     return int(text)

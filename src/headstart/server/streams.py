@@ -1,4 +1,4 @@
-"""/v1/stream and /v1/streams/lookup: an answer goes on without its client, and is resumed."""
+"""/v1/stream and /v1/streams/lookup: answers that continue without their client can be resumed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _conversation(http: HttpRequest) -> tuple[str, str]:
 
 @routes.get("/v1/stream", answer="the events of the answer from byte `from` on")
 async def resume_stream(http: HttpRequest) -> Response:
-    """Repeat a kept stream, and follow it to its end."""
+    """Replay a kept stream, and follow it to its end."""
     name = _conversation(http)
     start = http.query_params.get("from") or "0"
     stream = service_of(http).streams.find(*name)
@@ -49,7 +49,7 @@ async def resume_stream(http: HttpRequest) -> Response:
 
 @routes.delete("/v1/stream", answer="nothing")
 async def stop_stream(http: HttpRequest) -> Response:
-    """End a kept stream's answer and forget it."""
+    """Stop a kept stream's answer and drop it."""
     service_of(http).streams.stop(*_conversation(http))
     return Response(status_code=204)
 

@@ -83,7 +83,7 @@ async def apply_template(http: HttpRequest) -> Response:
 
 
 def _limit(service: Service) -> int:
-    """Most tokens that are counted or shown."""
+    """Maximum number of tokens to count or show."""
     return max(service.info.context_size, 131_072)
 
 

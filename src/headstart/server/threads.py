@@ -1,9 +1,9 @@
 """Threads for work that would block the event loop: parsing, templates, tokenizing.
 
 They are daemon threads, so shutdown never waits for one. A queued job whose client disconnected is
-forgotten; a running one ends the next time it reports progress. The threads are few and the queue
-is bounded, because a running job cannot be killed. Tenants take turns, and not all threads work for
-one.
+dropped; a running one ends the next time it reports progress. There are few threads and the queue
+is bounded, because a running job cannot be killed. Tenants take turns, and no tenant gets all
+threads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Job:
     def __init__(self, function: Callable[[], Any], tenant: str) -> None:
         self.function, self.tenant = function, tenant
         self.future: Future[Any] = Future()
-        self.given_up: Exception | None = None  # why, if it was
+        self.given_up: Exception | None = None  # the reason, if abandoned
 
     def run(self) -> None:
         if not self.future.set_running_or_notify_cancel():
@@ -37,7 +37,7 @@ class _Job:
         try:
             with watched(self._check):
                 result = self.function()
-        except RecursionError:  # caused by the nesting of a body
+        except RecursionError:  # due to a deeply nested body
             words = "the body is nested too deep to be read; send less"
             self.future.set_exception(RequestError(words))
         except Exception as error:
@@ -51,7 +51,7 @@ class _Job:
 
 
 class Threads:
-    """A number of threads for each tenant, at most one more in all, and a bounded queue.
+    """`num_threads` threads per tenant, at most one more in total, and a bounded queue.
 
     Call `run` on the event loop.
     """
@@ -70,7 +70,7 @@ class Threads:
         """Run the function in a thread and return its result. Cancelling abandons the job.
 
         Raises:
-            CapacityError: too many jobs wait.
+            CapacityError: too many jobs are queued.
         """
         job = _Job(function, tenant)
         with self._changed:
@@ -79,16 +79,16 @@ class Threads:
             result: T = await asyncio.wrap_future(job.future)
             return result
         finally:
-            job.given_up = ClientDisconnect()  # nobody waits for the result any more
+            job.given_up = ClientDisconnect()  # the result is no longer needed
             with self._changed:
-                self._waiting.remove(tenant, job)  # and it holds a body
+                self._waiting.remove(tenant, job)  # because it holds a body
 
     async def run_for(self, scope: Scope, receive: Receive, function: Callable[[], T]) -> T:
-        """Run the function for a client whose body was read, as `run` and `unless_left`."""
+        """Run the function for a client whose body was read; see `run` and `unless_left`."""
         return await unless_left(receive, self.run(function, scope["headstart.namespace"]))
 
     def _queue(self, job: _Job) -> None:
-        """Let a job wait, instead of one of the tenant that has most jobs where there are many."""
+        """Queue a job; if the queue is full, it replaces one of the tenant with the most jobs."""
         num_pending = len(self._waiting) + len(self._running)
         is_full = num_pending >= self._max_waiting + self._num_threads
         surplus = self._waiting.give_way(job.tenant) if is_full else None
@@ -108,7 +108,7 @@ class Threads:
             threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def close(self) -> None:
-        """Start no more jobs; those that run or wait end with the error of a server that stops."""
+        """Start no more jobs; running and queued ones fail with the shutdown error."""
         error = CapacityError("the server is shutting down")
         with self._changed:
             self._is_closed = True
@@ -141,7 +141,7 @@ class Threads:
 
 
 async def unless_left(receive: Receive, work: Awaitable[T]) -> T:
-    """Await `work`, and cancel it if the client disconnects. Read the request's body before.
+    """Await `work`, and cancel it if the client disconnects. The body must have been read.
 
     Raises:
         ClientDisconnect: the client disconnected.

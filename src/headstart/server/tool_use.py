@@ -1,4 +1,4 @@
-"""How answers of a chat are parsed and constrained, by its tools and its reasoning format."""
+"""Chooses how chat answers are parsed and constrained, by tools and reasoning format."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def prepare_reading(
     mode, names = _tool_choice(body, tools)
     answer_format = model.answer_format
     if mode == "required" and answer_format.calls is None:
-        # the model has no form of its own, or one that cannot be required
+        # the model has no format of its own, or one that cannot be required
         calls = MarkedCalls("json", JsonCall(), is_parallel=False)
         answer_format = AnswerFormat(thinking=answer_format.thinking, calls=calls)
     splits_thoughts = (body.reasoning_format or model.config.chat.reasoning_format) != "none"
@@ -45,7 +45,7 @@ def prepare_reading(
             constraint = _required_calls(answer_format, rules, chat, model.vocab)
         else:
             constraint = _calls_at_a_trigger(answer_format, rules, chat, model.vocab)
-            if constraint and not splits_thoughts:  # then reasoning may have calls too
+            if constraint and not splits_thoughts:  # reasoning may contain calls, too
                 constraint = dataclasses.replace(constraint, thoughts=None)
     shown = _marker_tokens(answer_format, model.vocab)
     limit = chat_thoughts(body, model, chat)
@@ -126,7 +126,7 @@ def _of_the_body(
     if answer_format.thinking is None or chat.start == "content":
         return constraint
     if thoughts and not thoughts.is_open and not splits_thoughts:
-        thoughts = None  # it would be content
+        thoughts = None  # reasoning would be content
     after = answer_format.after_thoughts
     header = answer_format.thinking.answer.removeprefix(after)
     return _behind_thoughts(constraint, thoughts, before_rules(after, header, _token_finder(vocab)))
@@ -136,13 +136,13 @@ def _behind_thoughts(
     constraint: Constraint, thoughts: ThoughtMarks | None, before: str
 ) -> Constraint:
     if thoughts and not (thoughts.is_open or thoughts.opening):
-        thoughts = None  # the answer does not begin with reasoning
+        thoughts = None  # the answer does not start with reasoning
     has_space = bool(thoughts or before)
     return dataclasses.replace(constraint, thoughts=thoughts, before=before, allows_space=has_space)
 
 
 def _marker_tokens(answer_format: AnswerFormat, vocab: Vocab) -> frozenset[int]:
-    """The special tokens of the markers, whose text the parser needs."""
+    """The special tokens of the markers, whose spelling the parser needs."""
     tokens: set[int] = set()
     for marker in answer_format.markers:
         tokens.update(vocab.tokenize(marker, add_special=False, parse_special=True))

@@ -1,4 +1,4 @@
-"""POST /v1/audio/transcriptions: OpenAI's, which becomes a chat with the sound."""
+"""POST /v1/audio/transcriptions: OpenAI's API, converted to a chat with the audio."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TranscriptionBody(Body):
     answer="`text`, `usage`; with `stream` events `transcript.text.delta` and `.done`",
 )
 async def transcriptions(http: HttpRequest) -> Response:
-    """Write down what is said in a sound."""
+    """Transcribe audio."""
     body = await read_body(http, TranscriptionBody)
     if body.response_format != "json":
         raise not_supported(f"response_format {body.response_format!r} is not supported; only json")
@@ -66,7 +66,7 @@ async def transcriptions(http: HttpRequest) -> Response:
 
 
 def _value(given: Any) -> Any:
-    """What a form's text says, such as a number; a long one is none, and is not parsed."""
+    """The JSON value of a form's text, such as a number; long texts are not parsed."""
     try:
         return orjson.loads(given) if isinstance(given, str) and len(given) <= 64 else given
     except orjson.JSONDecodeError:

@@ -42,7 +42,7 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
     """A request for each prompt and choice; choices of a prompt are adjacent and differ in seed.
 
     Raises:
-        RequestError: a value cannot be honoured.
+        RequestError: a value is not supported.
     """
     _refuse(body)
     num_choices = _num_choices(body, call.info)
@@ -74,7 +74,7 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
         cache_reuse=max(0, _given(body.n_cache_reuse, config.cache_reuse)),
         num_keep=max(-1, _given(body.n_keep, config.keep)),
         num_discard=max(0, body.n_discard),
-        # numbers go round, as at llama-server
+        # wraps around, as in llama-server
         slot_id=None if body.id_slot < 0 else body.id_slot % call.info.num_slots,
         priority=body.priority,
         max_seconds=body.t_max_predict_ms / 1000 if body.t_max_predict_ms > 0 else None,
@@ -105,7 +105,7 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
 
 
 def _check_told(first: Request, prompts: list[Prompt], num_choices: int, vocab: Vocab) -> None:
-    """Limit what the answers of a call repeat of their requests: each tells all of its own."""
+    """Limit how much request data is echoed back: every choice repeats its own request."""
     num_biases = len(first.sampling.logit_bias)
     if num_biases * len(prompts) * num_choices > (limit := max(1 << 16, vocab.size)):
         raise RequestError(
@@ -126,7 +126,7 @@ def _given(value: T | None, default: T) -> T:
 
 
 def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
-    """The body's speculation; `type: "none"` is llama-server's word for off."""
+    """The body's speculation; `type: "none"` is llama-server's name for off."""
     mode, types = body.mode, _types(body)
     if types == ("none",):
         if mode not in (None, DraftMode.OFF):
@@ -149,7 +149,7 @@ def _num_logprobs(body: GenerationBody, max_tokens: int | None, call: Call) -> i
     field, value = body.wanted_logprobs
     size = call.info.context_size
     num_tokens = max(1, size if max_tokens is None else min(size, max_tokens))
-    # of all tokens of an answer, which take some 250 MB
+    # for all tokens of an answer, at most some 250 MB
     limit = min(max(128, (1 << 21) // num_tokens), call.model.vocab.size)
     if value is not None and not 0 <= value <= limit:
         raise wrong_value(field, value, f"from 0 to {limit}; ask for fewer, or for fewer tokens")

@@ -1,11 +1,11 @@
-"""Which web pages may use the server: browsers send their requests from the owner's network.
+"""Decides which web pages may use the server, because browsers send requests from its network.
 
 Without an API key a page's request must come from a page of this server or of an allowed origin,
 name a known host (against DNS rebinding), and be JSON (forms can send text/plain without a
-preflight request), or a form with a sound. An image, a script or a link of another site is refused
-too, except a link to the page itself: browsers name no origin then, and a GET may load a router's
+preflight request), or a form with a sound. Images, scripts or links of another site are refused
+too, except a link to the page itself: browsers send no Origin then, and a GET may load a router's
 model. Programs that are not browsers send neither Origin nor Sec-Fetch headers, so only the host is
-checked. With an API key any page may send requests, as at llama-server.
+checked. With an API key any page may send requests, as in llama-server.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class WebsitePolicy:
     """Host names and origins that may use the server.
 
     Args:
-        has_keys: requests need an API key, which pages do not have; hosts are not checked.
+        has_keys: requests need an API key, which pages lack; hosts are not checked.
     """
 
     def __init__(self, config: ServerConfig, *, has_keys: bool) -> None:
@@ -41,7 +41,7 @@ class WebsitePolicy:
         self._hides_origin = ANY in self._origins and not config.cors_credentials
 
     def check(self, method: str, path: str, headers: Headers) -> None:
-        """Check a request; preflight requests pass, as their answer names no origin.
+        """Check a request; preflight requests pass, because their answer names no origin.
 
         Raises:
             ApiError: 403 for an unknown host or page, 415 for another kind of body.
@@ -57,7 +57,7 @@ class WebsitePolicy:
                     "--cors-origins to let them, or with an API key",
                 )
             site = headers.get("sec-fetch-site", OWN_SITES[0])
-            # from a link or a script; what the user types may be opened, such as /metrics
+            # opened by a link or a script; users may open paths such as /metrics themselves
             opens_page = headers.get("sec-fetch-mode") == "navigate" and site != OWN_SITES[0]
             is_foreign = origin is None and site not in OWN_SITES
             if (is_foreign or opens_page) and ANY not in self._origins:
@@ -96,7 +96,7 @@ class WebsitePolicy:
         if host is None or ANY in self._hosts:  # browsers always send one
             return
         name = _host_of(f"//{host}")
-        # no website can have an address for a name, or one without a dot
+        # no website can have an IP address as name, or a name without a dot
         needs_no_dns = _is_address(name) or bool(name and "." not in name)
         if name in self._hosts or _is_local(name) or needs_no_dns:
             return
@@ -108,7 +108,7 @@ class WebsitePolicy:
 
 
 def _is_own(origin: str, host: str) -> bool:
-    """Whether it is our own page, perhaps under another of this machine's names for itself."""
+    """Whether it is our own page, perhaps under another local name of this machine."""
     page = origin.partition("://")[2].lower()
     if page == host.lower():
         return True
