@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from headstart.config import POOLINGS, EmbeddingConfig, EngineConfig
 from headstart.engine.adapters import Adapters
 from headstart.engine.c_batch import c_batch, floats_at
-from headstart.engine.filters import LlamaFilters
 from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.library import api, libllama_error, take_errors
 from headstart.engine.media import LlamaChunk
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
-from headstart.types import Batch, CacheKind, Filters
+from headstart.types import Batch, CacheKind
 from headstart.types.errors import EngineError, ModelError, NotSupportedError
 from headstart.types.media import LoadedChunk
 from headstart.types.sampling_params import SamplingParams
@@ -209,32 +208,14 @@ class EncoderEngine:
         """Error for requests that need text generation."""
         return f"{self.model.facts.architecture} models compute embeddings and generate no text"
 
-    def launch(self, batch: Batch) -> None:
-        raise EngineError(self.why_no_text)
-
-    def truncate(self, seq_id: int, length: int) -> bool:
-        return length == 0
-
-    def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
-        return 0
-
-    def rewind(self, seq_id: int, length: int) -> int:
-        return 0
-
-    def copy_prefix(self, source: int, target: int, length: int) -> bool:
-        return False
-
     def clear(self, seq_id: int) -> None:
         return
 
     def begin_filters(self, params: SamplingParams) -> None:
         return
 
-    def make_filters(self, params: SamplingParams) -> Filters:
-        return LlamaFilters(self.model.vocab, self.model.facts.train_context, params)
-
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """All other methods of `Engine` need a cache with contents."""
+        """Refuse all other methods of `Engine`: they need requests for text."""
         if name.startswith("_"):
             raise AttributeError(name)
 

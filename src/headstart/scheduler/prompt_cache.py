@@ -223,11 +223,7 @@ class PromptCache:
             known = num_shared(source, sequence)
             length = self._engine.reusable(source.seq_id, known, by_copy=True)
             if length > cells.length:
-                is_copied = self._engine.copy_prefix(source.seq_id, cells.seq_id, length)
-                cells.length = length * is_copied
-                if not sequence.is_resumed:
-                    sequence.num_cached = cells.length
-                cells.num_exact = source.num_exact if source.num_exact < length else ALL_EXACT
+                self.place(sequence, Placement(cells, length, source))
             sequence.leader = None if is_reading else self.find_leader(running[:index], sequence)
 
     def _continuation(self, cells: Cells, num_common: int, sequence: Sequence) -> Placement:

@@ -58,9 +58,10 @@ class _StateSaver:
         # latest time of the next save, even if busy; None: nothing was learned
         self._latest: float | None = None
 
-    def seconds_left(self, now: float) -> float | None:
-        """Seconds until the next save if no work comes."""
-        return None if self._latest is None else max(0.0, self._earliest - now)
+    @property
+    def due(self) -> float | None:
+        """Time of the next save if no work comes."""
+        return None if self._latest is None else self._earliest
 
     def note(self, now: float, *, has_worked: bool, is_idle: bool) -> None:
         """Note a step, and save if it is time."""
@@ -78,20 +79,16 @@ class _PromptWriter:
 
     def __init__(self, offloading: Offloading) -> None:
         self._offloading = offloading
-        self._at: float | None = None  # time of the next write
-
-    def seconds_left(self, now: float) -> float | None:
-        """Seconds until the next write if no work comes."""
-        return None if self._at is None else max(0.0, self._at - now)
+        self.due: float | None = None  # time of the next write if no work comes
 
     def note(self, now: float) -> None:
         """Restart the idle time after work."""
-        self._at = now + IDLE_SECONDS if self._offloading.disk else None
+        self.due = now + IDLE_SECONDS if self._offloading.disk else None
 
     def go_on(self, now: float) -> None:
         """Write a prompt if the engine was idle long enough."""
-        if self._at is not None and now >= self._at:
-            self._at = now + PAUSE_SECONDS if self._offloading.write_next() else None
+        if self.due is not None and now >= self.due:
+            self.due = now + PAUSE_SECONDS if self._offloading.write_next() else None
 
 
 class _EventSender:
@@ -164,8 +161,8 @@ def run_loop(
                     warm_up.go_on(is_wanted)
                     send(Message(report=make_report(scheduler)))
             else:
-                due = (saver.seconds_left(clock()), writer.seconds_left(clock()))
-                commands += receive(min((one for one in due if one is not None), default=None))
+                due = [at for at in (saver.due, writer.due) if at is not None]
+                commands += receive(max(0.0, min(due) - clock()) if due else None)
                 if not commands:
                     writer.go_on(clock())
         if commands:
@@ -207,11 +204,9 @@ def _obey(
     prompts: PromptLog,
 ) -> None:
     if isinstance(command, Cancel):
-        scheduler.cancel(command.request_id)
-        if scheduler.embeddings:
-            scheduler.embeddings.cancel(command.request_id)
-        if scheduler.media:
-            scheduler.media.cancel(command.request_id)
+        for one in (scheduler, scheduler.embeddings, scheduler.media):
+            if one is not None:
+                one.cancel(command.request_id)
         return
     try:
         if isinstance(command, SlotAction):
