@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import orjson
@@ -32,13 +30,23 @@ from headstart.types.errors import ConfigError
 
 MAX_INSTANCES = 128
 FORMAT = "@requestFormat"
-# what an instance may name; of two paths with the same words the first has them
-PATHS = (
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
-    "/v1/messages/count_tokens", "/v1/chat/completions/input_tokens", "/v1/embeddings",
-    "/v1/rerank", "/completion", "/embedding", "/infill", "/tokenize", "/detokenize",
-    "/apply-template",
-)  # fmt: skip
+# what an instance may name, a path or the words of one
+PATHS = {
+    "chatCompletions": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "responses": "/v1/responses",
+    "messages": "/v1/messages",
+    "messagesCountTokens": "/v1/messages/count_tokens",
+    "chatCompletionsInputTokens": "/v1/chat/completions/input_tokens",
+    "embeddings": "/v1/embeddings",
+    "rerank": "/v1/rerank",
+    "completion": "/completion",
+    "embedding": "/embedding",
+    "infill": "/infill",
+    "tokenize": "/tokenize",
+    "detokenize": "/detokenize",
+    "applyTemplate": "/apply-template",
+}
 
 
 class Vertex(Extra):
@@ -60,7 +68,7 @@ class Vertex(Extra):
     def install(self, app: Starlette) -> None:
         """Add the route, and /health under the name that Vertex AI uses."""
         taken = [route.path for route in app.router.routes if isinstance(route, Route)]
-        if self._predict in (*PATHS, *taken):
+        if self._predict in (*PATHS.values(), *taken):
             raise ConfigError(f"AIP_PREDICT_ROUTE is {self._predict}, which is another route here")
         app.router.routes.append(Route(self._predict, _predict, methods=["POST"]))
         if self._health:
@@ -97,9 +105,9 @@ async def _answer(http: HttpRequest, instance: Any) -> Any:
         if not isinstance(instance, dict):
             raise ApiError(400, f"an instance is {shorten(instance)} but must be an object")
         wanted = instance.get(FORMAT)
-        path = _named_paths().get(wanted) if isinstance(wanted, str) else None
-        if path is None:
-            known = ", ".join(name for name in _named_paths() if "/" not in name)
+        path = PATHS.get(wanted, wanted) if isinstance(wanted, str) else ""
+        if path not in PATHS.values():
+            known = ", ".join(PATHS)
             raise ApiError(400, f"{FORMAT} is {shorten(wanted)} but must be one of {known}")
         body = {key: value for key, value in instance.items() if key != FORMAT}
         if "stream" in body:  # there is one answer for all
@@ -136,18 +144,3 @@ async def _ask(http: HttpRequest, path: str, body: bytes) -> bytes:
 
 def _path(text: str) -> str:
     return text if not text or text.startswith("/") else f"/{text}"
-
-
-@cache
-def _named_paths() -> Mapping[str, str]:
-    """Value of `@requestFormat` -> path of the route."""
-    named: dict[str, str] = {}
-    for path in PATHS:
-        named.setdefault(_words(path), path)
-    return named | {path: path for path in PATHS}
-
-
-def _words(path: str) -> str:
-    """/v1/chat/completions -> chatCompletions."""
-    first, *others = re.split(r"[/_-]+", path.removeprefix("/v1").strip("/"))
-    return first + "".join(word[:1].upper() + word[1:] for word in others)
