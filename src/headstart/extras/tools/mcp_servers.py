@@ -142,7 +142,7 @@ class McpServer:
             reasons = {
                 REQUEST_TIMEOUT: f" did not answer within {self._config.timeout_ms / 1000:g} "
                 "seconds (timeout_ms)",
-                CONNECTION_CLOSED: " ended; its stderr is in the log of this server",
+                CONNECTION_CLOSED: " ended; this server's stderr has what it wrote",
             }
             reason = reasons.get(error.code, f": {error.message}")
             raise ToolError(f"the MCP server {self.name}{reason}") from error
