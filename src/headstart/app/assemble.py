@@ -44,7 +44,7 @@ def libllama_version() -> str:
 
 
 def list_devices(config: EngineConfig) -> list[Device]:
-    """All devices libllama can compute on, those of `--rpc` too.
+    """All devices libllama can compute on, including those of `--rpc`.
 
     Raises:
         ConfigError, RpcWorkerError: a worker cannot be used.
@@ -78,12 +78,12 @@ def check(config: Config) -> None:
 def build_scheduler(
     config: Config, models: Models, *, warms_up_later: bool = False
 ) -> tuple[Scheduler, WorkerInfo]:
-    """Load the models and put a scheduler around them. Runs where the engine lives.
+    """Load the models and create their scheduler. Runs in the engine's process.
 
-    What steps cost is measured here, or by the loop when it has nothing else to do.
+    The cost of steps is measured here, or by the loop when it is idle.
 
     Raises:
-        ConfigError, ModelError: something cannot be used; the message says what and why.
+        ConfigError, ModelError: something cannot be used, and why.
     """
     from headstart.app.cards import remarks
     from headstart.app.loading import load_drafter, load_target, make_drafting
@@ -172,7 +172,7 @@ def _warm_up(scheduler: Scheduler, is_drafting: bool, *, warms_up_later: bool) -
 
 
 def _draft_info(drafter: Any) -> ModelInfo | None:
-    """Of the draft model, if there is one."""
+    """Information about the draft model, if there is one."""
     if drafter is None:
         return None
     info: ModelInfo = drafter.model.info(drafter.context_size, drafter.cache_kind.value)
@@ -256,10 +256,10 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
 def serve(
     config: Config, settings: Sequence[Mapping[str, Any]] = (), parent: Parent | None = None
 ) -> int:
-    """Serve until stopped; the engine runs in a process of its own. Returns the exit code.
+    """Serve until stopped, with the engine in a separate process. Returns the exit code.
 
     Args:
-        settings: shown in /props: where each value of the configuration came from.
+        settings: for /props: the origin of each value of the configuration.
         parent: the router that started this server, if one did.
 
     Raises:

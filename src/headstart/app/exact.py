@@ -1,4 +1,4 @@
-"""Lets an engine compute a row alike whatever is decoded beside it, by widths that agree."""
+"""Makes an engine's rows independent of the other rows in a decode, by widths that agree."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ log = logging.getLogger(__name__)
 
 
 def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasses | None:
-    """Let an engine decode only in widths that agree; returns what was compared.
+    """Let an engine decode only in widths that agree; returns the comparison.
 
-    None: one row does not agree with several, or only if it is padded to many, since kernels for
-    repacked weights add in another order for a few rows. Without repacking it may.
+    None: one row does not agree with several, or only if it is padded to many, because kernels for
+    repacked weights sum in another order for a few rows. Without repacking it may.
 
     Raises:
-        ConfigError: there are no such widths, with the processor's reference kernels neither.
+        ConfigError: there are no such widths, not even with the CPU's reference kernels.
     """
     sequences = range(min(engine.num_sequences, 8))
     adapters = (1.0,) * len(engine.adapters.describe())

@@ -1,9 +1,8 @@
 """Models from the Hugging Face hub, in the cache that llama-server shares.
 
-For a router a download is a process of its own, `python -m headstart.app.hub user/repo:quant`. It
+A router downloads in a separate process, `python -m headstart.app.hub user/repo:quant`, which
 writes its progress as lines of JSON and can be killed at any time: complete files are kept for the
-next try. Files beside it that draft for the model are downloaded too, and removed with the last
-model.
+next try. Drafters in the same repository are downloaded too, and removed with the last model.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def hub_cache(environment: Mapping[str, str]) -> Path:
-    """Where downloads live; the same order of variables as llama.cpp."""
+    """The folder of downloads; the same order of variables as in llama.cpp."""
     for name, below in (
         ("LLAMA_CACHE", ""),
         ("HF_HUB_CACHE", ""),
@@ -116,7 +115,7 @@ class Hub:
         return found
 
     def cached_file(self, reference: str, file: str | None = None) -> Path | None:
-        """Where a model is in the cache; None if it is not."""
+        """Path of a model in the cache; None if it is not there."""
         try:
             repo, quant = parse_reference(reference)
             cached = self._cached(repo)
@@ -125,7 +124,7 @@ class Hub:
             return None
 
     def sizes(self, repo: str) -> dict[str, int | None]:
-        """File -> bytes, where the hub knows them, of everything in a repository.
+        """File -> bytes (None if unknown to the hub), of everything in a repository.
 
         Raises:
             ModelError: the hub does not answer, or has no such repository.
@@ -140,7 +139,7 @@ class Hub:
         return {sibling.rfilename: sibling.size for sibling in info.siblings or ()}
 
     def folder(self, repo: str) -> Path:
-        """Where a repository is cached."""
+        """The folder of a cached repository."""
         return self.cache / ("models--" + repo.replace("/", "--"))
 
     def snapshot(self, repo: str) -> Path | None:
@@ -150,8 +149,8 @@ class Hub:
         return folder / "snapshots" / reference.read_text().strip() if reference.is_file() else None
 
     def fetch(self, repo: str, path: str) -> Path:
-        """Where a file is, after a download unless it is cached, which huggingface_hub also takes
-        where the hub cannot be reached.
+        """Path of a file, downloaded unless it is cached; huggingface_hub also uses the cache if
+        the hub cannot be reached.
 
         Raises:
             ModelError: it cannot be downloaded.
@@ -184,8 +183,8 @@ class Hub:
             select_files(repo, list(self.sizes(repo)), quant, None)
 
     def download(self, name: str) -> tuple[list[str], dict[str, str]]:
-        """The program that downloads a model, and its environment; as at llama-server one that
-        does nothing where --offline forbids the network.
+        """The command that downloads a model, and its environment; with --offline one that does
+        nothing, as in llama-server.
         """
         if self.offline:
             logger.warning("%s is not fetched: --offline forbids the network", name)
@@ -251,7 +250,7 @@ class Hub:
 
 
 class _Log:
-    """What a progress bar writes goes into the log, where standard error is no terminal."""
+    """Redirects a progress bar to the log if standard error is not a terminal."""
 
     def write(self, text: str) -> None:
         if words := text.replace("\x1b[A", "").strip():  # without its movements
@@ -288,7 +287,7 @@ class Repository:
             raise self.problem or error from None
 
     def fetch(self, files: Sequence[str]) -> Path:
-        """Where the first of them is, after downloading those that are not cached.
+        """Path of the first file, after downloading those not cached.
 
         Raises:
             ModelError: they cannot be downloaded.

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from headstart.types.errors import ConfigError, ModelError
 
-# kinds of files that draft for a model beside them, whose names begin with the kind and a hyphen;
-# in llama-server's order of preference
+# kinds of files that draft for a model, and begin with the kind and a hyphen; in llama-server's
+# order of preference
 DRAFTERS = ("mtp", "dspark", "dflash", "eagle3")
 
 _SPLIT = re.compile(r"(?P<prefix>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
@@ -49,14 +49,14 @@ def choose_drafter(
 ) -> str | None:
     """The file of a repository that drafts for `model`, or for any; None without one.
 
-    It is in the folder of the model or above it. Of several of the first kind that there is, the
-    nearest is taken, then one of that very quant, then one of about as many bits.
+    It is in the model's folder or above it. Among several of the first kind found, the nearest is
+    chosen, then one of the same quant, then the one closest in bits.
 
     Args:
-        paths: what the repository holds.
+        paths: the repository's files.
         kinds: of `DRAFTERS`, in order of preference; or mmproj, for a projector.
-        quant: that was asked for, if one was.
-        model: the file for which it drafts.
+        quant: the requested one, if any.
+        model: the file to draft for.
     """
     folders = model.split("/")[:-1]
     wanted = _bits(quant or _quant_of(model))
@@ -121,7 +121,7 @@ def is_model(path: str) -> bool:
 
 
 def quant_of_model(path: str) -> str | None:
-    """The quant of a model, in capitals; None of what is no model."""
+    """The quant of a model, in capitals; None if the file is not a model."""
     quant = _quant_of(path)
     return quant.upper() if quant and is_model(path) else None
 

@@ -45,13 +45,13 @@ def _max_draft(config: Config) -> int:
 
 
 def fit_models(config: Config, models: Models, free: Mapping[str, int] | None = None) -> Fitted:
-    """Settings with which the target and its drafters fit into memory.
+    """Find settings with which the target and its drafters fit into memory.
 
     Args:
-        free: bytes to count as free instead of what is, by device.
+        free: bytes to treat as free, by device, instead of the actual ones.
 
     Raises:
-        ConfigError: they cannot; the message says what to lower.
+        ConfigError: there are none; says what to lower.
         ModelError: libllama cannot read one of them.
     """
     parallel, longest, drafter = config.scheduler.parallel, _max_draft(config), models.drafter
@@ -67,7 +67,7 @@ def fit_models(config: Config, models: Models, free: Mapping[str, int] | None = 
     def assumed() -> dict[str, int]:
         found = free_memory() | dict(free or {})
         for projector in (models.projector, models.draft_projector):
-            if projector is not None:  # libmtmd does not tell what it will take
+            if projector is not None:  # libmtmd does not report its memory use in advance
                 gpus = [name for name in found if name != HOST]
                 is_on_gpu = bool(gpus) and config.images.mmproj_offload
                 found[gpus[0] if is_on_gpu else HOST] -= 5 * projector.stat().st_size // 4
@@ -83,8 +83,8 @@ class Target:
     engine: LlamaEngine | EncoderEngine
     fitted: Fitted
     embedder: LlamaEmbedder | None = None
-    classes: WidthClasses | None = None  # where it is exact
-    media: Projector | None = None  # where it reads images or sounds
+    classes: WidthClasses | None = None  # in exact mode
+    media: Projector | None = None  # if it reads images or audio
 
 
 def only_embeds(config: Config, path: Path) -> bool:
@@ -113,7 +113,7 @@ def load_target(config: Config, models: Models) -> Target:
     engine = LlamaEngine(model, fitted.config, fitted.limits)
     classes = None
     if fitted.config.exact:
-        # not the weights on a card, nor those of a format without such kernels
+        # excludes weights on a GPU, and formats without such kernels
         has_repacked = not can_measure() or REPACKED in uses_of(engine.handle)
         classes = make_exact(engine, is_repacked=fitted.config.repack and has_repacked)
     if fitted.config.exact and classes is None:
@@ -122,22 +122,22 @@ def load_target(config: Config, models: Models) -> Target:
         unpacked = replace(config, engine=replace(config.engine, repack=False))
         return load_target(unpacked, models)
     engine.context_size = most_tokens(config.scheduler, engine.context_size, engine.num_cells)
-    # with the context that was asked for, not the one that fits beside it
+    # with the requested context, not the one that fits beside it
     wanted = config.embedding
     vectors = LlamaEmbedder(model, config.engine, wanted) if wanted.is_on else None
     media = None
     if models.projector is not None:
         rows = engine.params.n_ubatch
         media = Projector(models.projector, model, fitted.config, config.images, rows)
-        engine.can_shift = False  # cells behind an image are not where their number says
+        engine.can_shift = False  # positions of cells after an image differ from their index
     return Target(engine, fitted, vectors, classes, media)
 
 
 def most_tokens(config: SchedulerConfig, context: int, num_cells: int) -> int:
-    """Of one request, where a sequence can have `context` tokens and all `num_cells`.
+    """Maximum length of a request, if a sequence can have `context` tokens and all `num_cells`.
 
     Raises:
-        ConfigError: too few to be of use.
+        ConfigError: too small to be useful.
     """
     share = context if config.kv_unified else num_cells // config.parallel
     most = min(context, share, config.kv_unified_per_slot or context)
@@ -156,7 +156,7 @@ def drafter_part(config: Config, drafter: Drafter, base: EngineConfig) -> Part:
     own = config.draft_engine.applied_to(base, parallel)
     if not drafter.reads_states:
         return Part(drafter.path, own, Limits(parallel, parallel, 0))
-    num_heads = drafter.num_heads or 1  # each has sequences, and so cells, of its own
+    num_heads = drafter.num_heads or 1  # each has its own sequences, and so cells
     rows = max(1 + num_heads, drafter.block_size)
     cells = num_heads * (own.context + parallel * (rows + _max_draft(config)))  # room for drafts
     is_heads = drafter.num_heads > 0
@@ -172,10 +172,10 @@ def drafter_part(config: Config, drafter: Drafter, base: EngineConfig) -> Part:
 
 
 def load_drafter(config: Config, models: Models, target: Target) -> dict[str, Any]:
-    """What drafts for a target, by the names under which speculators ask for it.
+    """Load the drafter of a target, by constructor arguments of speculators.
 
     Raises:
-        ModelError: it does not belong to the target, or libllama cannot make it; the server does
+        ModelError: it does not fit the target, or libllama cannot create it; the server does
             not start without it.
     """
     drafter, engine = models.drafter, target.engine
@@ -214,17 +214,17 @@ def make_drafting(
     loaded: Mapping[str, Any],
     learned: SavedControl,
 ) -> Drafting:
-    """The named speculators for this target, and control over them.
+    """Create the named speculators for this target, and their control.
 
     Args:
         config: their options.
         types: their names, in order of preference.
         target: the loaded model.
-        loaded: what drafts beside it, from `load_drafter`.
-        learned: what control knows.
+        loaded: result of `load_drafter`.
+        learned: saved state of control.
 
     Raises:
-        ConfigError, ModelError: a speculator cannot be made.
+        ConfigError, ModelError: a speculator cannot be created.
     """
     engine, model = target.engine, target.engine.model
     parts: dict[str, Callable[[], Any]] = {
@@ -253,7 +253,7 @@ def make_translator(config: Config, target: Model, draft: Model) -> VocabularyTr
     """Translation between the two vocabularies; None if their ids mean the same.
 
     Raises:
-        ModelError: no text of one can be said in the other.
+        ModelError: they have no text in common.
     """
     pairs = parse_pairs(config.speculation.spec_replace)
     pairs += find_replacements(target.chat_template or "", draft.chat_template or "")

@@ -1,6 +1,6 @@
 """The files to load: named, downloaded, embedded, or found beside the target.
 
-Functions import what reads files when they are called: the command line imports this module.
+File readers are imported inside functions, because the command line imports this module.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Models:
     draft: Path | None
     is_demo: bool
     projector: Path | None = None  # reads images for the target
-    draft_projector: Path | None = None  # likewise for an ordinary draft model
-    drafter: Drafter | None = None  # which drafts: the draft model, or multi-token heads
+    draft_projector: Path | None = None  # the same for an ordinary draft model
+    drafter: Drafter | None = None  # the drafting file: a draft model, or multi-token heads
     types: tuple[str, ...] = ()  # names of speculators, in order of preference
 
 
 def find_models(config: Config, environment: Mapping[str, str] = os.environ) -> Models:
-    """Find the model files on this disk, downloading what is missing; without any the demo pair.
+    """Find the model files, downloading missing ones; without any the demo pair.
 
-    Shows a progress bar. `environment` says where the hub and its cache are.
+    Shows a progress bar. `environment` locates the hub and its cache.
 
     Raises:
         ConfigError: options that exclude each other, or a malformed reference.
@@ -94,7 +94,7 @@ def find_models(config: Config, environment: Mapping[str, str] = os.environ) -> 
 
 
 def _projector_beside(repository: Repository, file: str) -> Path | None:
-    """A projector in a model's repository; as in llama-server, the quant says nothing of it."""
+    """A projector in a model's repository; its quant is ignored, as in llama-server."""
     mmproj = choose_drafter(repository.paths, ("mmproj",), "", file)
     return repository.fetch([mmproj]) if mmproj else None
 
@@ -114,8 +114,8 @@ def _local(flag: str, path: str | None, remote_flag: str, reference: str | None)
 
 
 def may_have_drafter(config: Config) -> bool:
-    """Whether a file that drafts was named, is embedded, or may be found in or beside the target's:
-    it is not looked for.
+    """Whether a drafter was named, is embedded, or may be found in or next to the target's file.
+    Does not search for it.
     """
     from headstart.app.speculation import wants_heads
 
@@ -135,9 +135,9 @@ def _may_use_draft_model(config: Config) -> bool:
 
 
 def drafters_wanted(config: Config) -> tuple[str, ...]:
-    """The kinds of drafters that are used if the model's repository holds them, best first.
+    """The kinds of drafters to use if the model's repository has them, best first.
 
-    Multi-token heads are, unless something speaks against it; others where `--spec-type` says so.
+    Multi-token heads by default, others if `--spec-type` names them.
     """
     from headstart.app.speculation import WITH_HEADS, type_names, wants_heads
 

@@ -39,8 +39,8 @@ def prepare_engine_process(config: Config) -> None:
 
 
 def has_core_each(config: EngineConfig) -> bool:
-    """Whether the engine's threads are as many as the known cores, and nothing else says where they
-    run. Of fewer, those of two servers would be bound to the same cores.
+    """Whether the engine has one thread per known core, without other placement settings. With
+    fewer threads, two servers would be bound to the same cores.
     """
     threads = config.threads or default_threads()
     is_chosen = config.numa or {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"} & {*os.environ}
@@ -82,11 +82,10 @@ VARIABLE = "HEADSTART_ROUTER"  # number of the open socket
 
 
 class Parent:
-    """The router that started this server, if one did: hears how it is doing, and takes it along
-    when it ends.
+    """The router that started this server, if any: receives its state, and ends it by ending.
 
-    Both hold one end of a pair of sockets. Ours has lines of JSON for the router; its end closes
-    when the router ends, however it ends. Without a router everything here does nothing.
+    Each holds one end of a socket pair. We send lines of JSON; the router's end closes when it
+    ends, for whatever reason. Without a router all methods do nothing.
     """
 
     def __init__(self, connection: socket.socket | None = None) -> None:
@@ -95,7 +94,7 @@ class Parent:
 
     @classmethod
     def of(cls, environment: MutableMapping[str, str]) -> Parent:
-        """What the environment names, which is taken from it: it means this process alone."""
+        """The parent named in the environment; removes the variable, which is only for us."""
         number = environment.pop(VARIABLE, "")
         if not number.isdigit():
             return cls()

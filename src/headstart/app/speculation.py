@@ -1,4 +1,4 @@
-"""From the configuration to working speculators, or the reason why one cannot be used."""
+"""Creates speculators from the configuration, or gives the reason why one cannot be used."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def prompts_folder(config: SchedulerConfig) -> Path:
 
 
 def with_prompts(config: Config) -> Config:
-    """The settings of a server, which keeps prompts on the disk unless they say something else."""
+    """The settings of a server, which keeps prompts on the disk by default."""
     scheduler = config.scheduler
     if scheduler.cache_disk is not None or not scheduler.cache_ram:
         return config

@@ -1,10 +1,10 @@
-"""Whether texts are the same with speculation and without, and why where they are not.
+"""Checks whether texts are the same with and without speculation, and explains differences.
 
 The same requests are answered by one slot without speculation, then in every other way. Where two
-texts part, the model reads what they have in common, and the question is how much their logits have
-to change until the rule of sampling gives the other token. Widths of decodes change logits a
-little, and what the cache keeps of earlier tokens too; as little makes it a near tie, which
-libllama's kernels decide. More does not happen without a fault.
+texts diverge, the model decodes their common prefix, and we compute how much the logits must change
+until the sampling rule gives the other token. Widths of decodes and cached values change logits
+slightly; a change of that size makes it a near tie, which libllama's kernels decide. A larger one
+indicates a bug.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Way:
     """One way to answer the requests."""
 
     slots: int
-    speculation: str  # off, auto, or a speculator and how far it drafts: "suffix 16"
+    speculation: str  # off, auto, or a speculator and its draft length: "suffix 16"
     wishes: SpeculativeParams
     prompts: str  # cached: answered before, and maybe restored; arriving: while others answer
 
@@ -49,7 +49,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a text parts from the one without speculation."""
+    """Where a text diverges from the one without speculation."""
 
     way: str
     temperature: float
@@ -62,7 +62,7 @@ class Difference:
 
 @dataclass(slots=True)
 class TextComparison:
-    """What was compared, and how it went."""
+    """Results of the comparison."""
 
     classes: WidthClasses
     is_exact: bool
@@ -125,9 +125,10 @@ def verify(
     """Answer the requests in every way and compare; each speculator by itself, half of them.
 
     Args:
-        open_scheduler: with so many slots, speculators loaded; the first one has one slot.
+        open_scheduler: creates one with this many slots and all speculators; called with 1
+            first.
         requests: their temperature is replaced.
-        is_exact: no difference is allowed, near ties neither.
+        is_exact: no difference is allowed, even near ties.
         tell: called after each way.
     """
     plain = open_scheduler(1)
@@ -183,7 +184,7 @@ def _ways(scheduler: Scheduler, num_slots: int) -> Iterator[Way]:
     """Fresh prompts come first: the next answers find them in the cache."""
     speculators = list(scheduler.drafting.speculators)
     for name in ["off", *speculators, *["auto"] * bool(speculators)]:
-        # how prompts come, and how many tokens are drafted a step where that is fixed
+        # how prompts are processed, and the draft length if fixed
         for prompts, length in (("fresh", 3), ("cached", 16), ("arriving", 16)):
             if name in ("off", "auto"):
                 yield Way(num_slots, name, SpeculativeParams(mode=DraftMode(name)), prompts)
@@ -246,11 +247,11 @@ def _explain(
 
 
 def _read(scheduler: Scheduler, text: Sequence[int]) -> tuple[NDArray[np.float32], float]:
-    """Logits of the token behind a text, and how much other ways to read it change one."""
+    """Logits of the next token of a text, and how much other ways of decoding it change one."""
     # rows of a decode that reads a text: each number fills the cache by other kernels
     ways = [(rows, 0) for rows in (32, 5, 2, 1, 128)]
     if len(scheduler.cells) > 1 and 2 * len(text) <= scheduler.engine.num_cells:
-        # of a text, whose rest is read into cells in front of it
+        # of a text, whose rest is decoded into earlier cells
         ways += [
             (rows, int(share * len(text)))
             for share in (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -270,10 +271,10 @@ def _margin(
     logits: NDArray[np.float32],
     token: int,
 ) -> float | None:
-    """How much logits have to change until the rule chooses this token in place of the answer's
-    last one: its own rises, and the other's falls, which a filter may then leave out.
+    """How much logits must change until the rule chooses this token instead of the answer's last
+    one: its own rises and the other's falls, and a filter may then drop that.
 
-    Filters and noise are in it: the rule is asked, not imitated.
+    Includes filters and noise: the actual rule is used, not an imitation.
     """
     sampler = Sampler(request.sampling, scheduler.engine, scheduler.vocab.eog_ids)
     *before, last = answer
@@ -291,7 +292,7 @@ def _margin(
 
 def _least(is_enough: Callable[[float], bool]) -> float | None:
     """The smallest number that is enough, to 2 %; None if none is."""
-    # where a logit that changes by 64 does not help, filters or text differ
+    # if a change of 64 does not suffice, filters or text differ
     sizes = [0.0, *(2.0 ** (step / 32) for step in range(-12 * 32, 6 * 32 + 1))]
     index = bisect_left(sizes, True, key=is_enough)
     return sizes[index] if index < len(sizes) else None

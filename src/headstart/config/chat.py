@@ -1,7 +1,7 @@
 """Defaults of requests: llama-server's sampling flags, and those of chats.
 
-For sampling None means: what the model file recommends (`general.sampling.*`), else llama-server's
-default.
+For sampling, None means the model file's recommendation (`general.sampling.*`), or else
+llama-server's default.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ChatConfig:
                 'object such as {"enable_thinking": false}'
             )
         switches: dict[str, Any] = {}
-        if self.reasoning != "auto":  # on: also where no markers of reasoning were found
+        if self.reasoning != "auto":  # on: even if no markers of reasoning were found
             switches["enable_thinking"] = self.reasoning == "on"
         if not self.reasoning_preserve:
             switches["preserve_reasoning"] = False
@@ -79,7 +79,7 @@ class ChatConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingConfig:
-    """Defaults of requests; ranges are checked as those of a request."""
+    """Defaults of requests; ranges are checked like those of a request."""
 
     predict: int = option(-1, "maximum tokens of an answer; -1 for no limit", least=-2)
     seed: int = option(-1, "seed of the random numbers; -1 picks a new one for each request")

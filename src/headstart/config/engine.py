@@ -1,4 +1,4 @@
-"""How models are loaded and run: settings of the engine, for the target and the draft model."""
+"""Engine settings for loading and running models, for the target and the draft model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def rpc_endpoints(text: str) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """How a model is loaded and run. Built twice: for the target and for the draft model."""
+    """Engine settings of a model. Built twice: for the target and for the draft model."""
 
     threads: int | None = option(
         None, "CPU threads while generating; default: physical cores", least=1, words={"-1": None}
@@ -226,7 +226,7 @@ def _as_target(name: str, default: Any = None) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftEngineConfig:
-    """What may differ for the draft model; None means as for the target."""
+    """Settings that may differ for the draft model; None means as for the target."""
 
     draft_threads: int | None = _as_target("threads")
     draft_threads_batch: int | None = _as_target("threads_batch")

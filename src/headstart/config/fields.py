@@ -1,7 +1,7 @@
-"""How a field of a configuration is declared and checked: everything about a flag, once.
+"""Declares and checks configuration fields: everything about a flag in one place.
 
-The command line, the environment names, the config file, `--print-config` and the tables in docs/
-are made from these declarations. llama-server's other spellings and variable of a flag are in
+The command line, environment names, config file, `--print-config` and the tables in docs/ are
+generated from these declarations. llama-server's other spellings and variable of a flag are in
 app/cli/llama_server.txt.
 """
 
@@ -38,7 +38,7 @@ class Option:
     choices: tuple[str, ...] | None = None
     least: float | None = None
     most: float | None = None
-    # texts that stand for a value (None: the default), in lower case: "all" for -1
+    # texts for special values (None: the default), in lower case: "all" for -1
     words: Mapping[str, Any] = field(default_factory=dict)
     bare: str | None = None  # the value of the flag alone
     separator: str | None = None  # joins the values of a flag that may be given again
@@ -61,7 +61,7 @@ def flag_of(name: str) -> str:
 
 
 def option_of(field: Field[Any]) -> Option:
-    """What a field says about its flag; one that was not made by `option` says nothing."""
+    """The option declared by a field; an empty one without `option`."""
     declared: Option = field.metadata.get("option") or Option()
     return declared
 

@@ -52,7 +52,7 @@ def start_logging(config: Config) -> None:
         handlers[1].setFormatter(_formatter(log, has_colors=False))
     logging.basicConfig(level=level, handlers=handlers, force=True)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-    for name in ("uvicorn.error", "httpx2"):  # httpx2 tells of each request to the hub
+    for name in ("uvicorn.error", "httpx2"):  # httpx2 logs each request to the hub
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
 
 
@@ -78,7 +78,7 @@ class _Colored(logging.Formatter):
 
 
 class _JsonLines(logging.Formatter):
-    """One object a line."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {

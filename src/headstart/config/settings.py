@@ -38,7 +38,7 @@ SPECULATOR_ALIASES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Where the target model comes from."""
+    """Source of the target model."""
 
     model: str | None = option(
         None,
@@ -166,7 +166,7 @@ def read_weights(text: str | None) -> dict[str, float]:
     """Parse `NAME=WEIGHT,...`: weights by key or tenant.
 
     Raises:
-        ConfigError: a weight is no number from 0.001 to 1000.
+        ConfigError: a weight is not a number from 0.001 to 1000.
     """
     weights = dict[str, float]()
     for number, part in enumerate((text or "").split(",")):

@@ -61,7 +61,7 @@ class LlamaEngine(Sequences):
         self.is_exact = config.exact
         is_split = model.facts.architecture == "deepseek4" and not limits.is_heads
         self.has_own_caches = config.exact or is_split
-        self.widths, self.is_alone = ALL_WIDTHS, False  # of decodes, where it is exact
+        self.widths, self.is_alone = ALL_WIDTHS, False  # widths of decodes, in exact mode
         self.num_sequences = limits.num_sequences
         context = config.context or model.facts.train_context
         params = context_params(model.facts, config, limits, context)
@@ -88,8 +88,8 @@ class LlamaEngine(Sequences):
         self.max_rollback = self.max_padding
         if self.cache_kind is CacheKind.CHECKPOINT and config.ctx_checkpoints:
             self.max_rollback = UNLIMITED  # `keep_for_draft` makes it possible
-        # moved cells are not those of the same text when it is read again, by a request that gave
-        # way to others or beside a speculator that follows the cells
+        # shifted cells differ from decoding the same text again, after preemption or with a
+        # speculator that follows the cells
         can_shift = is_cut and not config.exact
         self.can_shift = can_shift and bool(api.llama_memory_can_shift(self._memory))
         self.has_blocks = has_spare and not self.has_own_caches and not self.window

@@ -1,9 +1,9 @@
-"""GET and POST /cors-proxy: passes a page's request on to any address (`--ui-mcp-proxy`).
+"""GET and POST /cors-proxy: passes a page's request to any address (`--ui-mcp-proxy`).
 
-For pages that talk to MCP servers which answer no page of another origin. Only headers that the
-client marked are passed on, so that no key and no cookie leaves by accident. A browser must send
-such a header, or that of our page: links, forms and images of other sites can send neither, and
-their scripts only after a preflight request.
+For pages that use MCP servers which refuse other origins. Only headers that the client marked are
+passed on, so that no key and no cookie leaves by accident. A browser must send such a header, or
+that of our page: links, forms and images of other sites can send neither, and their scripts only
+after a preflight request.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def _pass_on(http: HttpRequest) -> Response:
     except BaseException:
         await client.aclose()
         raise
-    # of the connection that they came over, what we say ourselves, or about our origin
+    # headers of the incoming connection, those we set ourselves, or about our origin
     left_out = (
         "connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "server",
         "date", "proxy-authenticate", "set-cookie", "content-length", "content-security-policy",

@@ -113,7 +113,7 @@ async def _answer(http: HttpRequest, instance: Any) -> Any:
         if "stream" in body:  # there is one answer for all
             body["stream"] = False
         answer = await _ask(http, path, orjson.dumps(body))
-    except Exception as error:  # of a route: the others' answers stand
+    except Exception as error:  # of one route: the other answers are kept
         log_failure(error)
         return {key: value for key, value in error_body(error).items() if key == "error"}
     with suppress(ValueError):

@@ -1,8 +1,8 @@
 """Passes a request to a backend and the answer back, without touching the bodies.
 
-Knows HTTP and ASGI; does not know which backend should answer, nor what an answer says. An answer
-is opened first, which may fail and be tried elsewhere, and then relayed, which happens once. When a
-client disconnects, so does the proxy from the backend, which stops generating.
+Knows HTTP and ASGI, but neither which backend should answer nor the contents of answers. An answer
+is opened first, which may fail and be retried elsewhere, and then relayed, which happens once. When
+a client disconnects, the proxy disconnects from the backend, which stops generating.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from headstart.types.errors import BackendError
 
 Headers = Sequence[tuple[bytes, bytes]]
 
-# they belong to one connection (RFC 9110, 7.6.1), or are written anew for the next
+# they belong to one connection (RFC 9110, 7.6.1), or are rewritten
 HOP_BY_HOP = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
     b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
 })  # fmt: skip
-# of a request: client and web page were checked here, and the backend has a key of its own
+# of a request: client and web page were checked here, and the backend has its own key
 NOT_FORWARDED = HOP_BY_HOP | {
     b"authorization", b"content-length", b"expect", b"host", b"origin", b"referer", b"x-api-key",
 }  # fmt: skip
@@ -134,8 +134,8 @@ class Proxy:
         """Send a request; return when the answer has begun, whatever its status is.
 
         Args:
-            wants_first_piece: wait for the beginning of the body too, so that a failure before the
-                first token is one before the answer. Not for streams that may stay silent.
+            wants_first_piece: also wait for the start of the body, so that a failure before the
+                first token precedes the answer. Not for streams that may stay silent.
 
         Raises:
             BackendError: no answer began; `was_sent` says whether the request may have been read.
@@ -166,7 +166,7 @@ class Proxy:
             connection.close()
 
     def close_silent(self, name: str, seconds: float) -> None:
-        """Break off the requests to a backend that have waited for so long without an answer."""
+        """Abort requests to a backend that have waited `seconds` without an answer."""
         for connection in self._busy[name]:
             if connection.is_silent(seconds):
                 connection.close()
@@ -211,10 +211,10 @@ async def relay(
     send: Send,
     tap: Callable[[bytes], None] | None = None,
 ) -> None:
-    """Pass the answer on, piece by piece; `tap` sees each piece after it was sent.
+    """Relay the answer piece by piece; `tap` sees each piece after it was sent.
 
-    If the backend breaks off, a stream of events ends with an event that says so; any other body
-    stays incomplete, which clients notice.
+    If the backend fails, a stream of events ends with an error event; any other body stays
+    incomplete, which clients notice.
 
     Raises:
         ClientDisconnect: the client disconnected; the backend is disconnected too.

@@ -84,8 +84,8 @@ class ConstraintQueue:
         self._compile_next()
 
     def renew(self, sequence: Sequence, error: HeadstartError) -> bool:
-        """Let an answer that failed go on in a lexer of its own, for which it is to be added; False
-        if it may not. Answers that begin get another in any case.
+        """Requeue a failed answer to continue in a private lexer; returns False if it may not. New
+        answers get a new lexer in any case.
         """
         legality, constraint = sequence.text.legality, sequence.request.constraint
         if legality is None or constraint is None or not isinstance(error, LexerLimitError):

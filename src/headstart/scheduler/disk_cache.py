@@ -111,8 +111,8 @@ class DiskCache:
         return self._listed
 
     def warn_if_late(self) -> bool:
-        """Whether that takes so long that no request should wait for it, which is logged once: a
-        disk may not answer.
+        """Whether listing the folder has timed out, which is logged once. Requests then proceed
+        without it.
         """
         is_late = time.monotonic() >= self._late_at
         if is_late and self._late_at:

@@ -182,8 +182,8 @@ class Offloading:
             self.disk.finish(max(0.0, until - self._clock()))
 
     def load(self, sequence: Sequence) -> bool:
-        """Bring a request's prompt from the disk, where it is looked for once; False if that goes
-        on in the next step.
+        """Load a request's prompt from the disk, looked up once; returns False if it needs another
+        step.
         """
         is_long = len(sequence.text.tokens) > LEAST_TOKENS
         if self.disk is None or not is_long or not sequence.request.cache_prompt:
@@ -356,8 +356,8 @@ class Offloading:
         return True
 
     def _share(self, stored: StoredPrompt, cells: Cells, wanted: int) -> tuple[int, int]:
-        """How many tokens of a stored prompt an idle slot held, and how many it holds now that it
-        shares what another slot has.
+        """Share cells of another slot; returns how many tokens of a stored prompt the idle slot
+        held before, and how many it holds now.
         """
         ends, tokens = {block.end for block in stored.blocks}, list(stored.tokens)
         if cells.length in ends and cells.num_common(stored.namespace, tokens) == cells.length:

@@ -25,7 +25,7 @@ from headstart.types import Draft, DraftRequest
 
 
 class History(Protocol):
-    """What a speculator knows about a text so far."""
+    """A speculator's data about a text."""
 
     def extend(self, new: Sequence[int]) -> None:
         """Append tokens to the text."""
@@ -44,7 +44,7 @@ class TextSpeculator(Speculator, Generic[H]):
 
     @abstractmethod
     def history_of(self, text: Sequence[int], namespace: str) -> H:
-        """What is known of a text at first; copy what is kept of it."""
+        """Build the data of a new text; copy what you keep."""
 
     @abstractmethod
     def draft_for(self, history: H, request: DraftRequest) -> Draft:

@@ -1,9 +1,9 @@
-"""Files of prompts: tokens of one text, and the caches that were computed for them.
+"""Files of prompts: tokens of one text, and the caches computed for them.
 
-A name tells the tenant, and hashes of the tokens and of all before them (`StoredFile`). Inside:
-magic, sizes, a checksum of what stands before the caches (`_HEADER`); what there is (JSON), the
-tokens (int32); the caches, one behind the other; a hash of the CRC-32 of each MiB of these, which
-takes a fifth of the time of hashing them whole. So nothing is used that is not as it was written.
+The name has the tenant, and hashes of the tokens and of all before them (`StoredFile`). Contents:
+magic, sizes, a checksum of everything before the caches (`_HEADER`); metadata (JSON), the tokens
+(int32); the caches in sequence; a hash of the CRC-32 of each MiB of these, which takes a fifth of
+the time of a full hash. So damaged files are never used.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class StoredFile:
 
     @staticmethod
     def of(path: Path, num_bytes: int) -> StoredFile:
-        """What a file's name says.
+        """Parse a file's name.
 
         Raises:
             ValueError: it is not such a name.
@@ -172,9 +172,9 @@ class StoredFile:
 
 
 class PromptIndex:
-    """The files of one folder, by what they hold; for several threads.
+    """The files of one folder, by contents; thread-safe.
 
-    A file goes on with another if its parent is that one's whole text.
+    A file continues another if its parent is that one's whole text.
     """
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ class PromptIndex:
         # by the key of the text before them and their length, files by their key
         self._below: defaultdict[str, dict[int, dict[str, StoredFile]]] = defaultdict(dict)
         self._ends: Counter[str] = Counter()  # files, by the key of their whole text
-        self._num_continued = 0  # of these keys, those with which others go on
+        self._num_continued = 0  # number of these keys that other files continue
 
     def __len__(self) -> int:
         return len(self._files)
@@ -195,7 +195,7 @@ class PromptIndex:
 
     @property
     def num_texts(self) -> int:
-        """Whole texts, with which no file goes on."""
+        """Number of whole texts that no file continues."""
         return len(self._ends) - self._num_continued
 
     def find(self, namespace: str, tokens: array[int]) -> tuple[list[StoredFile], int]:
@@ -209,7 +209,7 @@ class PromptIndex:
     def matches(
         self, parent: str, start: int, tokens: array[int]
     ) -> dict[int, tuple[str, StoredFile]]:
-        """By length, the files behind a text of `start` tokens that this one goes on with."""
+        """By length, the files that continue this text after its first `start` tokens."""
         digest, at, found = digest_of(parent), start, dict[int, tuple[str, StoredFile]]()
         with self._lock:
             for length in sorted(self._below.get(parent, ())):
@@ -221,13 +221,13 @@ class PromptIndex:
         return found
 
     def same_text(self, file: StoredFile) -> StoredFile | None:
-        """What is there of the tokens of this file, whatever it is called."""
+        """A stored file with the same tokens, under any name."""
         with self._lock:
             below = self._below.get(file.parent, {}).get(file.length, {})
             return below.get(file.keys[file.length])
 
     def is_end(self, file: StoredFile) -> bool:
-        """Whether no file goes on with this one."""
+        """Whether no file continues this one."""
         return self._below.keys().isdisjoint(file.keys.values())
 
     def add(self, file: StoredFile) -> None:
@@ -256,7 +256,7 @@ class PromptIndex:
             self._count(known, -1)
 
     def _count(self, file: StoredFile, number: int) -> None:
-        """One file more, before it is in `_below`, or one less, when it is no longer."""
+        """Count a file: +1 before it is added to `_below`, -1 after it is removed."""
         self.num_bytes += number * file.num_bytes
         end, num_before = file.keys[file.length], self._ends[file.keys[file.length]]
         self._ends[end] += number
@@ -269,12 +269,12 @@ class PromptIndex:
 
 
 def digest_of(parent: str) -> hashlib.blake2b:
-    """What becomes the key of a text, once it has read what stands behind its beginning."""
+    """Hash that becomes a text's key after reading the tokens that follow `parent`."""
     return hashlib.blake2b(parent.encode(), digest_size=10)
 
 
 def key_of(parent: str, tokens: array[int]) -> str:
-    """Of a text, from that of its beginning and the tokens behind it."""
+    """Key of a text, from that of its prefix and the tokens after it."""
     digest = digest_of(parent)
     digest.update(tokens)
     return digest.hexdigest()
@@ -286,5 +286,5 @@ def root_of(namespace: str) -> str:
 
 
 def owner_of(namespace: str) -> str:
-    """Of a tenant, whatever the adapters."""
+    """Hash of a tenant, regardless of adapters."""
     return hashlib.blake2b(tenant_of(namespace).encode(), digest_size=4).hexdigest()

@@ -13,7 +13,7 @@ from typing import Any, SupportsIndex
 
 _MARKER = "probe-5d1c"
 Render = Callable[[Mapping[str, Any]], str | None]
-"""Text for these variables; None where the template refuses them."""
+"""Renders text for these variables; None if the template refuses them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

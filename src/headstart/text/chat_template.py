@@ -126,7 +126,7 @@ class ChatTemplate:
             self.capabilities: Capabilities = find_capabilities(self._probe, self._variables)
             self.thinking = self.quirks.thinking or find_thinking(self.source, self.try_to_render)
             text = self.try_to_render([{"role": "user", "content": "probe-5d1c"}])
-            # one that refuses this may show other messages
+            # a template that refuses this may show other messages
             self.shows_messages = text is None or "probe-5d1c" in text.lower()
 
     def _compile(self) -> None:

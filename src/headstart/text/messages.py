@@ -1,9 +1,8 @@
 """Converts chat messages to the form that templates expect: OpenAI's, fields in a fixed order.
 
-The conversions are those of llama-server, so that prompts are the same: content parts stay parts
-only where the template reads parts, a call's arguments become an object where it reads one, the
-developer role becomes system, and a system message that the template ignores is merged into the
-next message.
+The conversions are llama-server's, so that prompts are identical: content parts stay parts only if
+the template reads parts, a call's arguments become an object if it reads one, the developer role
+becomes system, and a system message that the template ignores is merged into the next message.
 
 Source: llama.cpp's common/chat.cpp.
 """
@@ -31,7 +30,7 @@ def content_text(content: str | Sequence[Mapping[str, Any]] | None, separator: s
         return content or ""
     text, is_behind_text = "", False
     for part in content:
-        is_text = part["type"] == "text"  # or it marks an image, which stands on no line of its own
+        is_text = part["type"] == "text"  # or it marks an image, which has no line of its own
         text += (separator if is_behind_text and is_text else "") + part["text"]
         is_behind_text = is_text
     return text

@@ -11,7 +11,7 @@ def utf8_decoder() -> codecs.IncrementalDecoder:
 
 
 def text_or_bytes(data: bytes) -> str | list[int]:
-    """A token's bytes for JSON: text where they are valid UTF-8, else their values."""
+    """A token's bytes for JSON: text if they are valid UTF-8, else their values."""
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -23,8 +23,8 @@ Owner = Setting | llama_server.Flag
 
 
 def owners(settings: Iterable[Setting]) -> dict[str, Owner]:
-    """Whose each spelling and each variable is, settings first: a flag of llama-server that one of
-    them takes is that setting's.
+    """Owner of each spelling and variable, settings first: a flag of llama-server that is a
+    setting's spelling belongs to the setting.
     """
     found = dict[str, Owner]()
     every: list[Owner] = [*settings, *llama_server.flags()]
@@ -34,7 +34,7 @@ def owners(settings: Iterable[Setting]) -> dict[str, Owner]:
 
 
 def texts(owner: Owner, name: str, text: str, origin: str) -> dict[str, str]:
-    """By setting, what NAME = TEXT stands for, in a preset or the environment.
+    """By setting, the meaning of NAME = TEXT in a preset or the environment.
 
     Raises:
         ConfigError: it is refused.
@@ -47,7 +47,7 @@ def texts(owner: Owner, name: str, text: str, origin: str) -> dict[str, str]:
 
 
 class Arguments:
-    """A command line, read; the last of several values wins, as at llama-server.
+    """A parsed command line; the last of several values wins, as in llama-server.
 
     Raises:
         ConfigError: an unknown or refused flag, or one without its value.
@@ -55,7 +55,7 @@ class Arguments:
 
     def __init__(self, command: str, settings: Sequence[Setting], argv: Sequence[str]) -> None:
         self.given: dict[str, str | bool] = {}  # texts and switches by setting
-        self.words: list[str] = []  # that belong to no flag; all that follow --, and that itself
+        self.words: list[str] = []  # words that belong to no flag; -- and everything after it
         self.switches: set[str] = set()
         self.help_word: str | None = None  # after a flag that asks for help
         self.file: str | None = None
@@ -160,7 +160,7 @@ def from_environment(
 ) -> dict[str, Given]:
     """The settings from environment variables; empty ones count as absent.
 
-    A command that does not serve takes only those of its own settings.
+    Commands that do not serve read only the variables of their own settings.
 
     Raises:
         ConfigError: a variable of llama-server that is refused.
@@ -180,7 +180,7 @@ def check_environment(environment: Mapping[str, str], settings: Sequence[Setting
 
     Empty variables count as absent, and those of other commands are fine.
     """
-    # they read their flags with this module's help
+    # they parse their flags with this module's help
     from headstart.app.cli.main import COMMANDS, find_command
 
     # no settings: two are for any command, the others for a router's children, examples and tests

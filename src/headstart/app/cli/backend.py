@@ -47,11 +47,11 @@ def archives(backend: str) -> list[dict[str, Any]]:
 
 
 def install(backend: str, folder: Path) -> None:
-    """Download, check and unpack a backend; what was in `folder` is replaced at once at the end.
+    """Download, check and unpack a backend; finally replaces `folder` atomically.
 
     Raises:
         ConfigError: there is none, or the files cannot be written.
-        ModelError: a download failed; the next try goes on from where it ended.
+        ModelError: a download failed; the next try resumes it.
     """
     wanted = archives(backend)
     try:

@@ -186,7 +186,7 @@ def _explanation(setting: Setting) -> str:
 
 
 def _entry(left: str, right: str, width: int) -> list[str]:
-    """`left` in a column of its own, `right` wrapped beside it; below it if `left` is too long."""
+    """`left` in its own column, `right` wrapped next to it, or below if `left` is too long."""
     column = 38
     wrapped = _wrapped(right, width - column) or [""]
     if len(left) + 2 <= column - 2:

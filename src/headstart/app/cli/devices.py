@@ -50,7 +50,7 @@ def run(resolved: Resolved, words: list[str]) -> int:
 
 
 def _facts(devices: Sequence[Device], fitted: Fitted | None) -> dict[str, Any]:
-    """What the tables show, in bytes."""
+    """The contents of the tables, in bytes."""
     names = ("name", "kind", "description", "free_bytes", "total_bytes")
     facts: dict[str, Any] = {
         "devices": [{name: getattr(device, name) for name in names} for device in devices]

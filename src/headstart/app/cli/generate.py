@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headstart.server.model import ServedModel
     from headstart.types.request import Event, FinishEvent, Request
 
-# by speculator, in the colours of the page; other styles tell them apart without colour
+# by speculator, in the page's colours; other styles distinguish them without colour
 STYLES = (
     "underline blue",
     "italic green",
@@ -99,7 +99,7 @@ def _answer(scheduler: Scheduler, request: Request) -> Iterator[Event]:
 
 
 def _seconds_without_drafts(scheduler: Scheduler, request: Request) -> float | None:
-    """Of the same answer, generated again one token at a time; None if it failed."""
+    """Seconds of the same answer, generated again one token at a time; None if that failed."""
     from headstart.types.request import FinishEvent, SpeculativeParams
 
     off = SpeculativeParams(mode=DraftMode.OFF)
@@ -174,7 +174,7 @@ def _legend(counts: Mapping[str, int]) -> Text:
 
 
 def closing(finish: FinishEvent, plain_seconds: float | None) -> str:
-    """Two lines: the time, beside that without drafts if it was measured; and why not less."""
+    """Two lines: the time, with that without drafts if it was measured; and why it is not lower."""
     stats = finish.stats
     seconds, num_tokens = stats.generation_seconds, stats.num_emitted
     speed = f"{num_tokens / seconds:.1f}" if seconds else "-"

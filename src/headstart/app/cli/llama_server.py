@@ -1,8 +1,8 @@
 """Every flag of llama-server and its treatment here, read from llama_server.txt.
 
 A flag that a setting has among its spellings works, with the same meaning; the setting then gets
-all of the flag's spellings and its environment name. The others are accepted without an effect,
-stand for values of other settings, or are refused with the reason and what to do instead.
+all of the flag's spellings and its environment name. The others are accepted without effect, map to
+values of other settings, or are refused with the reason and an alternative.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Flag:
         return (by_value + rest or [Verdict("refused", (), f"it can only be {accepted}")])[0]
 
     def apply(self, value: str, origin: str) -> dict[str, str]:
-        """Settings that a value stands for; none where it is accepted without an effect.
+        """The settings that a value maps to; none if it is accepted without effect.
 
         Raises:
             ConfigError: it is refused.
@@ -75,7 +75,7 @@ class Flag:
         return verdict.settings
 
     def apply_text(self, value: str, origin: str) -> dict[str, str]:
-        """The same for variables and presets, where a switch has a value.
+        """Like `apply` for variables and presets, in which a switch has a value.
 
         Raises:
             ConfigError: it is refused.

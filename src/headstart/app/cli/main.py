@@ -1,6 +1,6 @@
 """The `headstart` command: finds a subcommand, runs it, prints our errors as one line.
 
-Exit codes: 0 done, 1 failed (as at llama-server), 130 interrupted.
+Exit codes: 0 done, 1 failed (as in llama-server), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     if command == "serve" and "--list-devices" in arguments:
         command, arguments = "devices", ["devices"]
-    # not above: the engine process imports this module where the command is a script
+    # imported here: the engine process imports this module if the command is a script
     from headstart.app.cli.command import HelpRequested
     from headstart.app.cli.settings import closest
 

@@ -1,7 +1,7 @@
-"""The models of a router: what the hub's cache, --models-dir and --models-preset hold, and the
-command line of each.
+"""The models of a router, from the hub's cache, --models-dir and --models-preset, with the command
+line of each.
 
-What the command line of the router says beats what a model's section says, which beats [*].
+The router's command line overrides a model's section, which overrides [*].
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 def is_router(resolved: Resolved, *, has_demo: bool = True) -> bool:
     """Whether to serve several models: no model is named, but a folder, preset or limit is.
 
-    Without the demo (`headstart FLAGS`, as llama-server) models in the hub's cache are enough.
+    Without the demo (`headstart FLAGS`, like llama-server) models in the hub's cache suffice.
     """
     values = resolved.values
     if values["model"] or values["hf_repo"]:
@@ -122,7 +122,7 @@ def _models_of_folder(folder: Path) -> dict[str, Path]:
 def _with_model(
     name: str, found: tuple[str, dict[str, str]] | None, section: Mapping[str, str]
 ) -> dict[str, str]:
-    """What a section's model is made of: itself, or what was found elsewhere under its name."""
+    """The settings of a section's model: its own, or those found elsewhere under its name."""
     if {"model", "hf_repo"} & section.keys():
         return dict(section)
     if found is None and "/" not in name:
@@ -203,7 +203,7 @@ def _files_used(hub: Hub, keys: Mapping[str, str]) -> set[Path | None]:
 
 
 def _check_names(models: Sequence[ModelPreset]) -> None:
-    """Raise ConfigError where one name means two models."""
+    """Raise ConfigError if one name means two models."""
     owners = {one.name: one.name for one in models}
     for one in models:
         for alias in one.aliases:

@@ -65,10 +65,10 @@ def _sections(file: Path) -> dict[str, dict[str, str]]:
         default_section="", delimiters=("=",), comment_prefixes=("#", ";"), interpolation=None,
         strict=False,
     )  # fmt: skip
-    # keys keep their case, as configparser says it is done
+    # preserves case, as documented by configparser
     parser.optionxform = str  # type: ignore[assignment, method-assign]
     try:
-        # what stands before the first section is for every model
+        # everything before the first section is for every model
         parser.read_string(f"[{EVERY_MODEL}]\n{file.read_text('utf-8')}")
     except OSError as error:
         raise ConfigError(f"cannot read the preset {file}: {error.strerror}") from None

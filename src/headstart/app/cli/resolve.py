@@ -1,4 +1,4 @@
-"""Where each setting got its value: flag, environment, preset, config file, or default."""
+"""Resolves each setting from its sources: flag, environment, preset, config file, or default."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Given:
     """The value that one source gives for a setting."""
 
     value: object  # a text, or a typed value
-    origin: str  # which source: "flag", "preset", "environment X" or "file X"
+    origin: str  # source: "flag", "preset", "environment X" or "file X"
     name: str  # what errors call it
 
 
@@ -134,6 +134,6 @@ def _toml_line(name: str, value: Value) -> str:
     if value is None:
         return f"# {name} ="
     if isinstance(value, str):
-        # JSON's escapes are TOML's, but for the one control character that JSON lets through.
+        # JSON's escapes are TOML's, except for the one control character that JSON allows.
         return f"{name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
     return f"{name} = {json.dumps(value)}"

@@ -1,6 +1,6 @@
 """All settings, read from the config dataclasses: one `Setting` per field.
 
-Knows names, types and how text becomes a value; does not know where the text came from.
+Knows names, types and how text becomes a value, but not the origin of the text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Kind = type[str] | type[int] | type[float] | type[bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One thing that can be set by flag, environment variable or config file."""
+    """A value that can be set by flag, environment variable or config file."""
 
     # where `Config` has it: field of a part, and key of what is there; empty: a command's own
     path: tuple[str, ...]
@@ -46,7 +46,7 @@ class Setting:
 
     @property
     def title(self) -> str:
-        """Of its part, in help and docs."""
+        """Title of its part, in help and docs."""
         if len(self.path) == 4:
             return "Speculators"
         return {
@@ -205,7 +205,7 @@ def _speculator_settings() -> Iterator[Setting]:
 def closest(word: str, known: Iterable[str], prefix: str = "") -> str:
     """`; did you mean X?`, or "" if no name is close: a poor guess is worse than none.
 
-    `prefix` stands before them and is not compared: it would make any two names alike.
+    `prefix` is common to all and not compared, because it would make any two names similar.
     """
     names = [one.removeprefix(prefix) for one in known if one.startswith(prefix)]
     word = word.removeprefix(prefix)

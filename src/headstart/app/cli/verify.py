@@ -63,7 +63,7 @@ def _settings(config: Config) -> Config:
     types = speculation.spec_type
     named = config.model
     if types is None and named.draft_model is None and named.draft_hf_repo is None:
-        is_demo = named.model is None and named.hf_repo is None  # which has a draft model
+        is_demo = named.model is None and named.hf_repo is None  # the demo has a draft model
         types = without_file() + ",draft-model" * is_demo
     options = dict(speculation.options)
     if types is not None and "ngram-simple" in types:  # 12 as a rule: too long for texts so short
@@ -92,7 +92,7 @@ def make_requests(config: Config, options: VerifyOptions, target: Path) -> list[
         code = "\n".join(lines[:14])[:400]
         text = f"{code}\n\n# again:\n{code[:40]}"
         prompt = vocab.tokenize(text, add_special=True, parse_special=False)
-        ignores = index % 4 < 3  # where models may end their texts: some are to be long
+        ignores = index % 4 < 3  # so that most texts do not end early
         sampling = SamplingParams(
             seed=index, ignore_eos=ignores, **variations[index % len(variations)]
         )

@@ -1,4 +1,4 @@
-"""Paths of the embedded demo models; README.md beside this file says what they can do."""
+"""Paths of the embedded demo models; see README.md in this folder."""
 
 from __future__ import annotations
 

@@ -22,14 +22,14 @@ OWN_SETTINGS = (
 _KEY = "bench"
 
 Fields = Mapping[str, Any]
-"""What every request of an arm says."""
+"""Fields of every request of an arm."""
 
 
 def read_settings(text: str) -> dict[str, Fields]:
-    """Arms from "@8;suffix@4;auto:suffix": speculators, if they are named, and a fixed length.
+    """Parse arms from "@8;suffix@4;auto:suffix": speculators, if named, and a fixed length.
 
     Raises:
-        ConfigError: it says something else.
+        ConfigError: it is malformed.
     """
     arms: dict[str, Fields] = {}
     for name in filter(None, (part.strip() for part in text.split(";"))):
@@ -59,12 +59,13 @@ def open_url(url: str, key: str) -> dict[str, Client]:
 def open_server(
     resolved: Resolved, slots: int, folder: Path, stack: ExitStack, *, keeps_state: bool
 ) -> Client:
-    """Headstart with the flags that were given; it runs until the stack is closed.
+    """Start Headstart with the given flags; it runs until the stack is closed.
 
-    What control learns of it is for users if `keeps_state`, else it begins and ends here.
+    With `keeps_state` control's learning is kept for users, otherwise it starts empty and is
+    discarded.
 
-    All arms of our own share it, so that one model is loaded. Each names itself as a tenant of its
-    own: prompts and past answers of one are not known to the others.
+    All our arms share it, so that one model is loaded. Each arm is a separate tenant, without
+    access to prompts and past answers of others.
     """
     settings = folder / "settings.toml"
     settings.write_text("\n".join(resolved.given_lines(leave_out=OWN_SETTINGS)), "utf-8")

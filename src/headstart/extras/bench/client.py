@@ -111,7 +111,7 @@ class Client:
 
     def counters(self) -> dict[str, float]:
         """Seconds in "target", "draft" and "other", and draft tokens by position ("drafted 0",
-        "accepted 0"), since the server's start; empty where it is another program.
+        "accepted 0"), since the server's start; empty for other programs.
         """
         counted: dict[str, float] = defaultdict(float)
         with suppress(HeadstartError, OSError, http.client.HTTPException):

@@ -1,8 +1,8 @@
-"""Ways to answer ("arms"), measured in turn on the same questions until the ratios are certain.
+"""Measures ways to answer ("arms") in turn on the same questions until the ratios are certain.
 
-At a near tie two arms can go on with different texts, of which one may end far earlier. What it
-wrote then had to carry the time of reading the question alone: 33 tokens instead of 64 looked like
-0.7 of the speed. So all arms of a round are compared for as many tokens as they wrote on average.
+After a near tie two arms may write different texts, one of which may end much earlier. Its few
+tokens then carry the whole time of prefill: 33 tokens instead of 64 looked like 0.7 of the speed.
+So all arms of a round are compared at their average number of tokens.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Score:
 
     @property
     def tokens_per_step(self) -> float:
-        """Of one answer; every step emits one token that was not drafted."""
+        """Tokens per step of one answer; every step emits one token that was not drafted."""
         return self.num_tokens / max(1, self.num_tokens - self.num_accepted)
 
     @property
@@ -97,7 +97,7 @@ class Score:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Of the engine's time: the target's decodes, drafting, the rest; empty if not known."""
+        """Shares of the engine's time: target decodes, drafting, the rest; empty if unknown."""
         parts = {name: self.counters.get(name, 0.0) for name in ("target", "draft", "other")}
         total = sum(parts.values())
         return {name: seconds / total for name, seconds in parts.items()} if total else {}

@@ -160,7 +160,7 @@ def _edit(library: Library, random: Random) -> Question | None:
 
 
 def _agent(library: Library, random: Random) -> Question | None:
-    """Three files, of which each is read by a call that is given, and edited by the model."""
+    """Three files, each of which is read by a given call and edited by the model."""
     functions = random.sample(library.functions, 3)
     names = [renaming(function, random) for function in functions]
     turns: list[Sequence[Mapping[str, Any]]] = []
@@ -200,7 +200,7 @@ def _block(library: Library, random: Random) -> str:
 
 def _continue(library: Library, random: Random) -> Question | None:
     lines = random.choice(library.files)
-    num_before = 24  # lines in front of what is continued
+    num_before = 24  # lines before the text to continue
     found = (i for i, line in enumerate(lines) if line.lstrip().startswith("def "))
     starts = [i for i in found if i >= num_before]
     if not starts:

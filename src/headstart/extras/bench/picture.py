@@ -9,7 +9,7 @@ from math import ceil, floor, log10
 from headstart.extras.bench.comparison import BY_HAND, Cell, Scores, bases, own_arm
 from headstart.extras.bench.report import MeanRatio
 
-# Okabe and Ito's colours, which colour-blind people tell apart too
+# Okabe and Ito's colours, which colour-blind people can distinguish
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 LABELS, WIDTH, LINE, GAP, CHART = 190, 760, 22, 56, 220  # pixels
 Point = tuple[float, float]

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# 97.5 % of Student's t with 1, 2, ... degrees of freedom, by 1.96, that of the normal distribution
+# 97.5 % of Student's t with 1, 2, ... degrees of freedom, divided by 1.96 (normal distribution)
 _FEW = (6.48, 2.195, 1.624, 1.417, 1.312, 1.248, 1.206, 1.177, 1.154)
 
 
@@ -23,7 +23,7 @@ def table_row(*cells: object) -> str:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the mean, enlarged for few values: twice of it on either side is right 95 times in 100.
+    """Standard error of the mean, enlarged for few values: twice of it on either side covers 95 %.
 
     NaN for fewer than two values. Source: Student 1908, "The probable error of a mean".
     """
@@ -41,7 +41,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 class MeanRatio(NamedTuple):
-    """A mean and its error (`standard_error`), which is NaN where it is not known."""
+    """A mean and its error (`standard_error`), which is NaN if unknown."""
 
     mean: float
     error: float

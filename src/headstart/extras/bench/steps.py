@@ -91,8 +91,8 @@ def _shown(rate: float | None) -> str:
 def break_even(num_draft: int, steps: float) -> float | None:
     """Acceptance rate of each token from which a draft of this length pays; None if none does.
 
-    A draft pays where the tokens that it gives on average, 1 + a + a^2 + ..., exceed what it costs
-    in `steps` without a draft.
+    A draft pays if its expected tokens, 1 + a + a^2 + ..., exceed its cost in `steps` without a
+    draft.
     """
     if steps >= num_draft + 1:
         return None
@@ -126,11 +126,11 @@ def time_steps(
     num_outputs: int | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> StepTimes:
-    """Time `num_repeats` decodes of each number of rows behind `context` tokens.
+    """Time `num_repeats` decodes of each number of rows after `context` tokens.
 
-    The numbers of rows take turns, so that what slows the machine down slows all alike; each is
-    decoded twice in a turn. All rows have logits, or the last `num_outputs`. Tokens are random, so
-    a mixture of experts reads at least as many experts as for text. The cache is empty afterwards.
+    The numbers of rows take turns, so that a slow machine affects all equally; each is decoded
+    twice per turn. All rows have logits, or the last `num_outputs`. Tokens are random, so a mixture
+    of experts reads at least as many experts as for text. The cache is empty afterwards.
 
     Raises:
         ConfigError: they do not fit into the context.

@@ -76,7 +76,7 @@ def run(resolved: Resolved, words: list[str]) -> int:
 
 
 def facts(scores: Scores, control: Mapping[str, Any], drafters: Sequence[str]) -> dict[str, Any]:
-    """What was found, JSON-ready; "relative" is each arm's speed in multiples of off."""
+    """The results, JSON-ready; "relative" is each arm's speed in multiples of off."""
     cells, arms = list(scores.values()), dict[str, Any]()
     for name in [name for name in cells[0] if name != OFF]:
         ratio = MeanRatio.of_means([by_arm[name].relative_to(by_arm[OFF]) for by_arm in cells])

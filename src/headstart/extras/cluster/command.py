@@ -13,7 +13,7 @@ from headstart.gateway.balancer.options import RoutingOptions
 from headstart.types.errors import ConfigError
 
 OF_REPLICAS = "--"
-# of `ServerConfig`; what the replicas get stands behind --
+# of `ServerConfig`; the replicas' flags follow --
 SERVER_SETTINGS = (
     "host", "port", "api_key", "api_key_file", "allowed_hosts", "cors_origins", "max_body_mb",
     "log_level", "verbose",

@@ -19,11 +19,11 @@ from headstart.gateway.router.child import ChildProcess
 from headstart.gateway.router.presets import ModelPreset
 from headstart.types.errors import ModelError
 
-ILL_SECONDS = 120.0  # that a server may be ill before Ray starts another replica
+ILL_SECONDS = 120.0  # how long a server may be unhealthy before Ray starts another replica
 
 
 class ReplicaActor:
-    """One server; made and ended by Ray Serve."""
+    """One server; created and stopped by Ray Serve."""
 
     # Ray awaits it
     async def __init__(  # type: ignore[misc]
@@ -94,7 +94,7 @@ class ReplicaActor:
         await self._has_ended.wait()
 
     async def _counts(self) -> tuple[int, int] | None:
-        """Requests that run, and that wait; None where it does not answer."""
+        """Numbers of running and waiting requests; None if it does not answer."""
         with contextlib.suppress(httpx2.HTTPError):
             answer = await self._client.get(f"{self._url}/metrics")
             return requests_of(answer.raise_for_status().content)

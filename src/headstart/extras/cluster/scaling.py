@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-RUNNING, WAITING = "running", "waiting"  # what a replica tells Ray
+RUNNING, WAITING = "running", "waiting"  # metrics that a replica reports to Ray
 
 
 class ScalingPolicy:

@@ -1,9 +1,9 @@
 """Replays a speculator over recorded texts and counts how much of its drafts was right.
 
-The next token is argmax(log p + noise) of a noise that is known, whoever drafts, so a draft is
-right where it equals the recorded token: the target need not run. A speculator is asked behind
-every token of an answer, through its contract. A model is asked for one token at a time: its draft
-of k tokens is right as far as its picks behind the true text are, so these say it for all lengths.
+The next token is argmax(log p + noise) with known noise, regardless of drafts, so a draft token is
+right if it equals the recorded token: the target need not run. A speculator is asked after every
+token of an answer, through its contract. A model is asked for one token at a time: its draft of k
+tokens is right as far as its picks after the true text are, so these cover all lengths.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ LONGEST = 16  # draft tokens
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Of one text: row i is about the draft behind token i of the answer; its last token has none.
+    """Outcomes for one text: row i is for the draft after token i of the answer, except the last.
 
-    A model's draft has no end of its own: it offers LONGEST, and `scores` are its tokens' own.
+    A model's draft has no end of its own: it offers LONGEST, and `scores` are per token.
     """
 
     offered: NDArray[np.int32]  # tokens
@@ -204,8 +204,8 @@ def _offers(outcomes: Outcomes, rule: DraftRule) -> Iterator[tuple[int, int]]:
         offered = np.minimum(outcomes.offered, rule.longest) * wanted
         right = np.minimum(outcomes.accepted, offered)
     else:
-        # sure to this point; where a wrong token comes first, what the model says behind it is not
-        # known: it is taken to go on
+        # sure up to this point; after a wrong token the model's picks are unknown and assumed to
+        # continue
         sure = _runs(outcomes.scores >= rule.least_score)
         right = np.minimum(np.minimum(outcomes.accepted, sure), rule.longest)
         offered = np.where(sure <= outcomes.accepted, sure, outcomes.offered)

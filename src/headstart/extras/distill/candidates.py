@@ -91,7 +91,7 @@ class Candidates:
         """Check that a draft model has the target's own tokens.
 
         Raises:
-            ModelError: it has others, so recorded tokens say nothing to it.
+            ModelError: it has others, so recorded tokens are meaningless to it.
         """
         model = Model(draft, EngineConfig(gpu_layers=0), vocab_only=True)
         if make_translator(self.config, self.target, model) is not None:

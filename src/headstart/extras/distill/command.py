@@ -1,4 +1,4 @@
-"""`headstart distill`: tune a draft model on recorded texts, where that pays."""
+"""`headstart distill`: tunes a draft model on recorded texts, if that pays."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class DistillOptions:
 
 
 def run(resolved: Resolved, words: list[str]) -> int:
-    """Do one step, or all; return the exit code: 1 where nothing was promoted."""
+    """Run one step, or all; returns the exit code: 1 if nothing was promoted."""
     options = resolved.own(DistillOptions)
     step = words[0] if words else STEPS[0]
     source = options.base if step == "graft" else options.texts
@@ -224,7 +224,7 @@ class _Work:
         return 0
 
     def _trial(self, candidate: Path, verdict: Proof) -> TimedTrial:
-        """Time the candidate beside the best there is without it."""
+        """Time the candidate against the best alternative."""
         from headstart.extras.distill.trial import run_trial
 
         files = {path.stem: path for path in self.drafts}
@@ -247,7 +247,7 @@ class _Work:
         losses = LOSSES if self.options.loss == "auto" else (self.options.loss,)
         reader, tried = GGUFReader(self.base), dict[str, Trained]()
         read_model(reader, CONTEXT)  # refuses before the target is loaded
-        # they hold what the texts say, so they stay in the texts' folder until it is done
+        # they reveal the texts, so they stay in the texts' folder until training is done
         rows, *states = (self.folder / f"training.{name}" for name in ("npz", *losses))
         tell = partial(print, file=sys.stderr, flush=True)
         known = teacher.compute(self.config, self.target, texts, rows, tell)

@@ -21,8 +21,8 @@ _BY_TOKEN = (_TOKENS, "tokenizer.ggml.token_type", "tokenizer.ggml.scores")
 
 
 def begin(base: GGUFReader, output: Path, changes: Mapping[str, Any]) -> GGUFWriter:
-    """A GGUF with the metadata of another, of which some values change; what that one was made
-    from is not said of this one.
+    """A GGUF with the metadata of another, some of it changed; omits what that one was made
+    from.
     """
     writer = GGUFWriter(output, str(base.fields["general.architecture"].contents()))
     changes = {"general.name": output.stem, **changes}
@@ -91,7 +91,7 @@ def cut(draft: Path, used: Collection[int], output: Path) -> tuple[int, int]:
     kept |= {i for i, token in enumerate(tokens) if len(token) == 1}
     kept |= {i for i, kind in enumerate(kinds) if kind != TokenType.NORMAL}
     merges = []
-    for merge in reversed(fields[_MERGES]):  # what a token is made of stands before it
+    for merge in reversed(fields[_MERGES]):  # the parts of a token precede it
         left, _, right = merge.partition(" ")
         if ids.get(left + right) in kept:
             kept |= {ids[left], ids[right]}

@@ -1,8 +1,8 @@
-"""`headstart distill measure`: what each drafter gives on the later conversations, at this
-machine's prices, and the most that any could give.
+"""`headstart distill measure`: the value of each drafter on the later conversations, at this
+machine's prices, and the maximum possible.
 
-Every way of drafting gets the best of the same rules, chosen on the same texts: that stands for
-control, which finds lengths by itself.
+Every drafter gets the best of the same rules, chosen on the same texts: this models control, which
+finds lengths itself.
 """
 
 from __future__ import annotations

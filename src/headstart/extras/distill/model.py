@@ -61,7 +61,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool = False) -> Tens
 
 
 class Block(nn.Module):
-    """Attention and a gated feed-forward, each behind an RMS norm, added to the residual."""
+    """Attention and a gated feed-forward, each after an RMS norm, added to the residual."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ class Proof:
     num_conversations: int
     gain: Interval  # further tokens a step, against the base
     ratio: Interval  # of tokens per second, against the best arm without it
-    best: str  # that arm
+    best: str  # name of the best arm
     own: str  # the best arm with it
 
     @property

@@ -87,7 +87,7 @@ class TextRecorder:
         self._room.release()
         error = written.exception()
         if error is not None and not self._has_failed:
-            self._has_failed = True  # said once
+            self._has_failed = True  # logged once
             log.error("--record-texts: texts are not recorded: %s", error)
 
 

@@ -1,4 +1,4 @@
-"""The target's best log probabilities behind each token of recorded answers, computed once."""
+"""The target's best log probabilities after each token of recorded answers, computed once."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def compute(
             known[key_of(text)] = _read(engine, text)
         ids = {"i" + name: best[0] for name, best in known.items()}
         scores = {"s" + name: best[1] for name, best in known.items()}
-        # to mypy a name may be that of the flag; each begins with i or s
+        # mypy takes a name for the flag; each begins with i or s
         np.savez(file, **ids, **scores)  # type: ignore[arg-type]
     return known
 
 
 def _read(engine: Engine, text: RecordedText) -> Best:
-    """One text, in batches whose rows all have logits once the answer begins."""
+    """Evaluate one text, in batches whose rows all have logits once the answer begins."""
     tokens, first = [*text.prompt, *text.answer], len(text.prompt) - 1
     batch, ids, scores = Batch(engine.max_batch_tokens), list[object](), list[object]()
     engine.clear(0)

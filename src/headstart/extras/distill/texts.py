@@ -23,7 +23,7 @@ from headstart.types.errors import ConfigError
 from headstart.types.sampling_params import LogitBias, SamplingParams
 
 FILE_SECONDS = 86_400.0  # a file that is as old is closed, or when it takes its part of all
-DRAFTERS = "drafters.json"  # which draft models were made from these texts
+DRAFTERS = "drafters.json"  # draft models made from these texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class RecordedText:
     conversation: int = 0  # number in `read_texts`
 
     def line(self) -> bytes:
-        """As JSON."""
+        """The text as a line of JSON."""
         default = SamplingParams()
         sampling = {
             one.name: value
@@ -50,7 +50,7 @@ class RecordedText:
             sampling["logit_bias"] = list(sampling["logit_bias"].items())
         row: dict[str, Any] = {"recorded": self.recorded, "model": self.model}
         row |= {"tenant": self.tenant, "sampling": sampling}
-        # in loops of Python's, which let the engine have the interpreter now and then
+        # Python loops, which release the interpreter to the engine regularly
         tokens = [
             f'"{name}":[{",".join([str(token) for token in ids])}]'
             for name, ids in (("prompt", self.prompt), ("answer", self.answer))
@@ -60,10 +60,10 @@ class RecordedText:
 
     @classmethod
     def parse(cls, line: bytes) -> RecordedText:
-        """From a line.
+        """Parse a line.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is malformed.
         """
         try:
             row = json.loads(line)
@@ -213,7 +213,7 @@ def purge(
 
 
 def read_drafters(folder: Path) -> list[dict[str, Any]]:
-    """Draft models made from these texts: path, and whose texts of which time."""
+    """Draft models made from these texts: path, tenants and time."""
     file = folder / DRAFTERS
     entries: list[dict[str, Any]] = json.loads(file.read_text("utf-8")) if file.exists() else []
     return entries

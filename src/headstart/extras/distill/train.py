@@ -226,7 +226,7 @@ class Trainer:
 
 
 def _both(logits: Tensor, teacher: Best, heat: float) -> tuple[Tensor, Tensor]:
-    """Of the target's best tokens: its probabilities, and the model's log probabilities."""
+    """For the target's best tokens: its probabilities, and the model's log probabilities."""
     ids, scores = (torch.from_numpy(part) for part in teacher)
     return (scores / heat).softmax(-1), (logits / heat).log_softmax(-1).gather(-1, ids)
 

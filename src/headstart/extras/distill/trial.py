@@ -1,7 +1,7 @@
-"""A timed trial: a tuned draft model beside the best there is without it, on this machine.
+"""A timed trial: a tuned draft model against the best alternative, on this machine.
 
-What was proven by replay and prices has to hold with the server's own control: on later texts, and
-on questions that have nothing to do with them. First the one answers all of them, then the other.
+The result of replay and prices must hold with the server's own control: on later texts, and on
+unrelated questions. First one answers all of them, then the other.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TimedTrial:
     @property
     def refusal(self) -> str:
         """The reason against promotion; "" if it agrees."""
-        if not LEAST_AGREED <= self.later.value < inf:  # it may be no number
+        if not LEAST_AGREED <= self.later.value < inf:  # may be NaN
             return f"timed on later texts it is {self.later} times as fast as without it"
         if not LEAST_ELSEWHERE <= self.elsewhere.value < inf:
             return (
@@ -103,7 +103,7 @@ Answer = tuple[float, list[int]]
 
 
 def _answers(config: Config, models: Models, requests: Iterable[Request]) -> list[Answer]:
-    """Of each request alone."""
+    """Answers to each request, run separately."""
     scheduler, _ = build_scheduler(config, models)
     found = list[Answer]()
     for request in requests:
@@ -134,7 +134,7 @@ def _other_questions(vocab: Vocab) -> Iterator[Request]:
 
 
 def _ratio(found: Sequence[tuple[Answer, ...]]) -> Interval:
-    """Of tokens per second, with its interval over texts."""
+    """Ratio of tokens per second, with its interval over texts."""
     ours, theirs = (
         np.array([(len(tokens), seconds) for seconds, tokens in one])
         for one in zip(*found, strict=True)

@@ -1,1 +1,1 @@
-"""One model over several machines: `--rpc`, `headstart rpc-worker` and `headstart rpc-build`."""
+"""One model on several machines: `--rpc`, `headstart rpc-worker` and `headstart rpc-build`."""

@@ -1,8 +1,8 @@
-"""One model over several machines: llama.cpp's RPC backend, on both ends.
+"""One model on several machines: llama.cpp's RPC backend, on both ends.
 
-The backend is in libggml if that was built with it; otherwise it is a plug-in, built alone against
-the installed libggml-base (`build`). An engine loses its process when a worker goes: workers
-are asked before libllama connects (`handshake`), and only the engine process connects.
+The backend is in libggml if that was built with it; otherwise it is a plug-in, built separately
+against the installed libggml-base (`build`). Losing a worker aborts the process: workers are
+checked before libllama connects (`handshake`), and only the engine process connects.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-# A machine that loses its power or its network says nothing: after so many seconds without a sign
-# of life the connection counts as broken.
+# A machine that loses power or network is silent: after this many seconds without a sign of life
+# the connection counts as broken.
 SILENT_SECONDS = 30
 
 _connected: set[str] = set()
@@ -71,9 +71,9 @@ def notice_lost_workers(config: EngineConfig) -> None:
 def serve(
     address: str, port: int, devices: Sequence[Device], threads: int, cache: str | None
 ) -> None:
-    """Compute for one engine after the other; returns only where it cannot listen.
+    """Compute for one engine after another; returns only if it cannot listen.
 
-    Signals end the process: no Python runs meanwhile in this thread.
+    Signals end the process, because this thread runs no Python meanwhile.
     """
     start = _function(
         _backend_found(),
@@ -97,10 +97,10 @@ def serve(
 
 
 def notice_silence(wants: Callable[[socket.socket], bool]) -> int:
-    """Let those of this process's TCP sockets break that hear nothing for SILENT_SECONDS.
+    """Set a timeout of SILENT_SECONDS on this process's TCP sockets.
 
-    Without it a decode would wait for ever for a machine that lost its power. The options of a
-    socket that listens are those of the connections that it takes. Returns how many there are.
+    Without it a decode would wait forever for a machine that lost power. Accepted connections
+    inherit the options of a listening socket. Returns the number of sockets.
     """
     count = 0
     for sock in _own_sockets():
@@ -121,7 +121,7 @@ def notice_silence(wants: Callable[[socket.socket], bool]) -> int:
 
 
 def _own_sockets() -> list[socket.socket]:
-    """Duplicates of the sockets of this process; none where the system does not list them."""
+    """Duplicates of this process's sockets; empty if the system does not list them."""
     sockets, seen = [], set()
     try:
         numbers = [int(name) for name in os.listdir("/proc/self/fd")]
@@ -149,14 +149,14 @@ def plugin_folder() -> Path:
 
 
 def plugin_file(folder: Path) -> Path:
-    """Where the plug-in for the installed libggml-base is, or would be; each build has its own."""
+    """Path of the plug-in for the installed libggml-base, which may not exist yet."""
     base = Path(api.ggml("libggml-base")._name)
     digest = hashlib.sha256(base.read_bytes()).hexdigest()[:16]
     return folder / f"libggml-rpc-{digest}.so"
 
 
 def load_backend() -> int:
-    """The handle of the backend, that of the plug-in where libllama came without.
+    """The handle of the backend, from the plug-in if libllama has none.
 
     Raises:
         ConfigError: there is neither.

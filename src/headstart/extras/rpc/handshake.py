@@ -4,7 +4,7 @@ connects: libllama ends the process if it does not.
     request:   command (1 byte), size (8 bytes), data
     response:  size (8 bytes), data
 
-All numbers are little endian. A connection begins with HELLO, which tells the worker's version.
+All numbers are little endian. A connection begins with HELLO, which returns the worker's version.
 Source: ggml/src/ggml-rpc/ggml-rpc.cpp of llama.cpp.
 """
 
@@ -32,7 +32,7 @@ def shake_hands(endpoint: str, seconds: float = 5.0) -> str:
         seconds: time limit of connecting, and of each answer.
 
     Raises:
-        RpcWorkerError: it cannot be used; the message says why and what to do.
+        RpcWorkerError: it cannot be used, with reason and remedy.
     """
     ((host, port),) = rpc_endpoints(endpoint)
     try:
@@ -85,7 +85,7 @@ def why_exposed(host: str) -> str | None:
     try:
         address = ipaddress.ip_address(address_of(host))
     except OSError:
-        return None  # the handshake says more
+        return None  # the handshake's error is more precise
     if address.is_loopback or (address.is_private and not address.is_unspecified):
         return None
     kind = "stands for all addresses" if address.is_unspecified else "is a public address"

@@ -57,7 +57,7 @@ def run(resolved: Resolved, words: list[str]) -> int:
 
 
 def _serve(options: RpcWorkerOptions) -> None:
-    """Compute for one engine after the other; returns only where it cannot listen.
+    """Compute for one engine after another; returns only if it cannot listen.
 
     Raises:
         ConfigError: no backend, no such device, or the address cannot be listened on.

@@ -34,9 +34,9 @@ Plain = list[tuple[list[int], list[float]]]
 def check_speculator(make: Callable[..., Speculator]) -> tuple[int, int]:
     """Check the whole contract, and that the speculator changes no text.
 
-    `make` makes it: its class, or a function where the constructor wants more than a `vocab`, which
-    is given that of the fake model: letters, and a newline.
-    Returns how many tokens it drafted and how many were accepted in `assert_lossless`.
+    `make` creates it: its class, or a function if the constructor needs more than a `vocab`, which
+    is the fake model's: letters, and a newline. Returns how many tokens it drafted and how many
+    were accepted in `assert_lossless`.
 
     Raises:
         AssertionError: what is wrong.
@@ -129,7 +129,7 @@ def it_keeps_nothing_it_was_lent(make: Make) -> None:
 
 
 def it_keeps_namespaces_apart(make: Make) -> None:
-    """What one tenant wrote is in no draft of another's."""
+    """Drafts contain nothing that another tenant wrote."""
     speculator = make()
     if speculator.is_model or speculator.needs_states:
         return  # a model may draft any token
@@ -182,7 +182,7 @@ def it_takes_histories_that_shrink(make: Make) -> None:
 
 
 def it_takes_short_prompts(make: Make) -> None:
-    """Of no token, of one and of two."""
+    """Prompts of zero, one and two tokens."""
     speculator = make()
     for prompt in ([], [3]):
         _play(speculator, 0, seed=3, prompt=[*prompt, 1])

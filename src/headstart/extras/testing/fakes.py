@@ -149,7 +149,7 @@ class FakeEngine:
         self.window = 16 * (cache_kind is CacheKind.WINDOW)
         self._oldest: dict[int, int] = {}  # first token that all layers still hold, of WINDOW
         self._last_rows: dict[int, int] = {}
-        self.state_layers: tuple[int, ...] = ()  # whose states are published
+        self.state_layers: tuple[int, ...] = ()  # layers whose states are published
         self._states: dict[int, list[NDArray[np.float32]]] = {}  # of the last decode
         self._logits: Logits = np.zeros((0, vocab_size), np.float32)  # of the last decode
 
@@ -191,7 +191,7 @@ class FakeEngine:
             if batch.wants_logits[row]:
                 out.append(self.logits_after(cached))
         if batch.num_outputs < batch.num_rows and len(self._last_rows) > 1:
-            # beside a prompt's rows the snapshots of a draft are lost
+            # snapshots of a draft are lost when prompt rows are computed
             self._last_rows = dict.fromkeys(self._last_rows, 1)
         self._logits = np.stack(out) if out else np.zeros((0, self.vocab_size), np.float32)
 
@@ -309,7 +309,7 @@ class FakeEngine:
 
     def save_sequence(self, seq_id: int) -> bytearray:
         tokens = np.asarray(self.cache.get(seq_id, []), np.int32)
-        # behind what stands in front of libllama's states, and of none in files
+        # after the header of libllama's states, without files
         return pack(bytes(14) + tokens.tobytes(), self.checkpoints.of(seq_id))
 
     def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> int:

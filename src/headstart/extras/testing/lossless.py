@@ -43,7 +43,7 @@ class RandomController(Controller):
         draw, drafted = self._random.integers, set[int]()
         planned: dict[str, list[Allowance]] = {name: [] for name in plan.wishes}
         for name, slots in plan.wishes.items():
-            for slot in slots:  # one model at most drafts for each
+            for slot in slots:  # at most one model drafts for each
                 length = 0 if slot.number in drafted else int(draw(0, slot.max_tokens + 1))
                 drafted |= {slot.number} if length else set()
                 planned[name].append(Allowance(length, can_skip=bool(draw(0, 2))))
@@ -83,7 +83,7 @@ def assert_lossless(make: Callable[[], Speculator], *, num_tokens: int = 32) -> 
 
 
 class _Other(SuffixSpeculator):
-    """The speculator beside the one under test, which may be `suffix` itself."""
+    """Runs next to the speculator under test, which may be `suffix` itself."""
 
     name = "other"
 

@@ -24,7 +24,7 @@ SHARED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a program ended; `exit_code` is negative for a signal, None where it never ran."""
+    """Result of a program; `exit_code` is negative for a signal, None if it never ran."""
 
     output: bytes
     exit_code: int | None

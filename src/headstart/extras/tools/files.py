@@ -146,7 +146,7 @@ class Replacement:
     writes=True,
 )
 async def edit_file(call: ToolInvocation) -> dict[str, Any]:
-    """Replace texts of a file, each of which must be there once."""
+    """Replace texts of a file, each of which must occur exactly once."""
     path = call.text("path")
     edits = _read_edits(call.arguments.get("edits"))
     content = await call.machine.read(path)

@@ -1,4 +1,4 @@
-"""Searches files for a regular expression: a program of its own, which can be killed.
+"""Searches files for a regular expression, in a separate program that can be killed.
 
 It is run as a script: reads one JSON object and writes text. It uses the standard library only.
 """
@@ -53,7 +53,7 @@ def _matches(
 ) -> Iterator[str]:
     """Each line that matches, as it is shown, with those around it. Holds no more of the file."""
     around = min(task["context"], 100)
-    before: deque[str] = deque(maxlen=around)  # lines in front of the one that is looked at
+    before: deque[str] = deque(maxlen=around)  # lines before the current one
     ahead = deque(itertools.islice(_lines(file), around + 1))
     rest = _lines(file)
     number = 0
@@ -67,7 +67,7 @@ def _matches(
 
 def _lines(file: TextIO) -> Iterator[str]:
     """Lines at line feeds only, which are left out."""
-    # the rest of a longer line is searched as lines of its own
+    # the rest of a longer line is searched as separate lines
     while line := file.readline(1 << 17):
         yield line.removesuffix("\n")
 
@@ -84,6 +84,6 @@ def _shown(task: dict[str, Any], name: str, lines: list[str], number: int, place
 
 if __name__ == "__main__":
     for stream in (sys.stdout, sys.stdin):
-        # TextIO to mypy, TextIOWrapper in a program of its own
+        # mypy sees TextIO; a program has a TextIOWrapper
         stream.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
     raise SystemExit(main())

@@ -1,8 +1,8 @@
-"""Where tools work: this machine, or one that is reached through a program (docker, podman, ssh).
+"""The machine that tools work on: this one, or one reached through docker, podman or ssh.
 
-Files are handled by programs that every POSIX machine has: sh, cat, head, tail, wc, mkdir, dirname,
-find, and timeout on other machines. Names of machines and paths come from clients, so that neither
-must be read as an option.
+Files are handled by standard POSIX programs: sh, cat, head, tail, wc, mkdir, dirname, find, and
+timeout on other machines. Names of machines and paths come from clients, so neither may be parsed
+as an option.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal
 from headstart.extras.tools.command import CommandLimits, Finished, run_command
 from headstart.types.errors import HeadstartError
 
-MAX_LINES = 2**31 - 1  # that every head and tail can count
+MAX_LINES = 2**31 - 1  # accepted by every head and tail
 LISTING_BYTES = 8 * 2**20
 ENGINES = ("docker", "podman")
 
@@ -49,7 +49,7 @@ class Machine:
         return "dir" if answer == b"dir" else "file" if answer == b"file" else None
 
     async def size(self, path: str) -> int | None:
-        """Bytes of a file, None where it cannot be read."""
+        """Size of a file in bytes, None if it cannot be read."""
         done = await self._script('[ -f "$1" ] && wc -c < "$1"', path)
         return int(done.output) if done.is_success and done.output.strip().isdigit() else None
 
@@ -83,7 +83,7 @@ class Machine:
         left out.
         """
         if kind == "file":
-            # all files, `//`, and those of them that were deleted; each with a NUL behind it
+            # all files, `//`, then the deleted ones; each terminated by NUL
             script = (
                 'cd "$1" && git ls-files -z --cached --others --exclude-standard && '
                 'printf "//\\0" && git ls-files -z --deleted'
@@ -159,7 +159,7 @@ def machine_of(runtime: str, folder: str) -> Machine:
 
 
 def _paths(output: bytes) -> list[str]:
-    """Paths with a NUL behind each."""
+    """Split NUL-terminated paths."""
     return [os.fsdecode(path) for path in output.split(b"\0") if path]
 
 

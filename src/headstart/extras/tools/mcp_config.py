@@ -22,7 +22,7 @@ class McpServerConfig(BaseModel):
 
     command: str = ""  # none: it is reached over HTTP, by other programs
     args: list[str] = []
-    env: dict[str, str] = {}  # beside `shared_environment`
+    env: dict[str, str] = {}  # in addition to `shared_environment`
     cwd: str | None = None
     timeout_ms: float = Field(30_000, gt=0)  # of one call
 
@@ -39,7 +39,7 @@ class _McpFile(BaseModel):
 
 
 def read_mcp_servers(config: ToolsConfig) -> dict[str, McpServerConfig]:
-    """The servers of the file, then those of the text; of two with one name the first.
+    """The servers of the file, then those of the text; the first of a name wins.
 
     Raises:
         ConfigError: something cannot be read.
@@ -51,7 +51,7 @@ def read_mcp_servers(config: ToolsConfig) -> dict[str, McpServerConfig]:
         except ValidationError as error:
             first = error.errors()[0]
             place, given = ".".join(("", *map(str, first["loc"]))), first["input"]
-            # what is no number of a setting may hold somebody's key
+            # a text where a number belongs may be a secret
             is_shown = isinstance(given, (int, float)) and ".env." not in place
             shown = f" is {given};" if is_shown else ":"
             raise ConfigError(

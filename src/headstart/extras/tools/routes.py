@@ -49,7 +49,7 @@ class HostedTools(Toolbox, Extra):
     def applied(self, config: ServerConfig) -> ServerConfig:
         """With API keys, allow only pages of this machine unless --cors-origins names others.
 
-        Without keys only the server's own page may ask: any other of this machine could run tools.
+        Without keys only the server's own page is allowed: others on this machine could run tools.
         """
         has_keys = config.api_key or config.api_key_file
         if config.cors_origins is None and has_keys:
@@ -78,7 +78,7 @@ async def call_tool(http: HttpRequest) -> Response | dict[str, Any]:
     if tool is None:
         raise ApiError(404, f"there is no tool {shorten(body.tool)}; GET /tools lists them")
     own = tool.kind == "server"
-    # where a call works is the client's choice, never the model's
+    # where a call works is chosen by the client, never by the model
     reserved = ("cwd", "runtime", "resp_type") if own else ()
     arguments = {name: value for name, value in body.params.items() if name not in reserved}
     call = partial(

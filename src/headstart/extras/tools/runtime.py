@@ -1,5 +1,5 @@
-"""Where the built-in tools work (`--tools-runtime`): here, on a machine that is there, or in a
-container that is started for them.
+"""The machine of the built-in tools (`--tools-runtime`): this one, another one, or a container
+started for them.
 """
 
 from __future__ import annotations

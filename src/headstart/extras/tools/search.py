@@ -23,7 +23,7 @@ from headstart.extras.tools.tool import (
 
 MAX_RESULTS = 100
 MAX_REMOTE_BYTES = 64 * 2**20  # fetched from another machine for one search
-# a pattern can take for ever, which only a process of its own can be freed from
+# a pattern may run forever, so it needs a process that can be killed
 GREP_LIMITS = CommandLimits(seconds=20, output_bytes=4 * 2**20)
 IGNORED = (
     "Automatically skips files ignored by .gitignore (when the directory is inside a git repo) "

@@ -1,8 +1,8 @@
-"""Runs one command and ends all that it started: a program of its own, for Linux.
+"""Runs one command and kills everything it started: a separate program, for Linux.
 
-It adopts processes whose parents end (a child subreaper), so that no `setsid` or double fork leaves
-it. SIGTERM kills everything; SIGUSR1 says that the output is over: then the end of the command is
-the end of all. It is run as a script and uses the standard library only.
+It adopts orphaned processes (a child subreaper), so that no `setsid` or double fork escapes it.
+SIGTERM kills everything; after SIGUSR1, which marks the end of output, the end of the command ends
+everything. It is run as a script and uses the standard library only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main(command: list[str]) -> int:
     prctl(death_signal, signal.SIGTERM, 0, 0, 0)  # when the server is killed
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        # in a session of its own: `kill 0` must not reach us
+        # in its own session, so that `kill 0` does not reach us
         child = os.posix_spawnp(command[0], command, os.environ, setsid=True, setsigmask=())
     except OSError as error:
         print(f"cannot run {command[0]}: {error}")

@@ -18,7 +18,7 @@ class ToolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ToolInvocation:
-    """One call: its arguments, its machine, and where its output goes."""
+    """One call: its arguments, its machine, and the target of its output."""
 
     arguments: Mapping[str, Any]
     machine: Machine

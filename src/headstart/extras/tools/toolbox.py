@@ -1,4 +1,4 @@
-"""All tools of a server: the built-in ones that were chosen, and those of its MCP servers."""
+"""All tools of a server: the chosen built-in ones, and those of its MCP servers."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ class Toolbox:
         """Run a tool; its own failures are returned as `error`.
 
         Args:
-            folder, runtime: where it works; if empty, where the server's settings say.
+            folder, runtime: where it works; default: the server's settings.
 
         Raises:
-            HeadstartError: the call cannot work where it should.
-            CapacityError: the server ends.
+            HeadstartError: the folder or runtime cannot be used.
+            CapacityError: the server is ending.
         """
         try:
             runtime = runtime or await self._unless_closed(self._runtime.name())

@@ -41,9 +41,8 @@ def create_app(
     """Build the app, with the checks of keys, websites and bodies that every server has.
 
     Args:
-        watch: runs beside the app for ever, and adds and removes replicas, which have a key of
-            their own. No client then counts as one on this machine, because a proxy may stand
-            before the app.
+        watch: runs forever in parallel, and adds and removes replicas, which have their own
+            key. No client then counts as local, because a proxy may precede the app.
 
     Raises:
         ConfigError: the API key file cannot be used.

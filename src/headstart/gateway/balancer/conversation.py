@@ -1,8 +1,8 @@
-"""Extracts the text of a request, for comparing prefixes, and what its answer says of itself.
+"""Extracts the text of a request, for comparing prefixes, and facts from its answer.
 
-The text is what was said, as JSON without its last bracket: that of the next turn of a conversation
-begins with that of this turn. It is not what the model reads, but it grows as that does. Knows the
-bodies of OpenAI's, Anthropic's, Ollama's and llama-server's paths; of others, nothing.
+The text is the request's messages as JSON without the last bracket, so that each turn's text is a
+prefix of the next turn's. It is not the model's prompt, but grows in the same way. Knows the bodies
+of OpenAI's, Anthropic's, Ollama's and llama-server's paths only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import orjson
 from headstart.gateway.balancer.learned import Timings, block_hashes
 from headstart.server.body import read_object
 
-# of a body, what was said
+# fields of a body with its text
 SAID = ("messages", "input_extra", "input", "input_prefix", "prompt", "input_suffix")
 MAX_TEXT_BYTES = 2**20  # of a conversation; what is longer is known by its beginning
 MAX_ANSWER_BYTES = 2**21  # of a line; what is longer is not read
@@ -83,7 +83,7 @@ def _text(value: object) -> str:
 
 
 class AnswerFacts:
-    """Reads what an answer says of itself while it is relayed."""
+    """Extracts facts from an answer while it is relayed."""
 
     def __init__(self, *, is_stream: bool) -> None:
         self.timings: Timings | None = None

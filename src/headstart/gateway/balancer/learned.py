@@ -1,7 +1,8 @@
 """Estimates from a replica's answers: prices, and how much of prompts its cache keeps.
 
-Answers of Headstart and llama-server say in `timings` how many tokens of their prompt were cached
-and what the others took. Older answers count less and less, so a replica that was busy recovers."""
+Answers of Headstart and llama-server report in `timings` how many prompt tokens were cached and
+what the others took. Older answers fade, so a replica that was busy recovers.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class Mean:
 
 
 class Timings(NamedTuple):
-    """What an answer says about itself, in llama-server's words: tokens and milliseconds."""
+    """Numbers of an answer, in llama-server's terms: tokens and milliseconds."""
 
     cache_n: float = 0
     prompt_n: float = 0  # cached ones excluded
@@ -66,7 +67,7 @@ class Learned:
         num_beside = (num_before + num_after) / 2
         self.trust += 0.3 * (1 - self.trust)
         self.request.add((timings.prompt_ms + timings.predicted_ms) / 1000)
-        if timings.prompt_n >= 16:  # reading fewer tells more about the step than about a token
+        if timings.prompt_n >= 16:  # with fewer, the time is the step's rather than the tokens'
             seconds = timings.prompt_ms / 1000 / timings.prompt_n
             self.prompt_token.add(seconds / (1 + PROMPT_SLOWDOWN * num_before))
         if timings.predicted_n > 1 and timings.predicted_ms:

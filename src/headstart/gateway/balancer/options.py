@@ -38,7 +38,7 @@ class RoutingOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalancerOptions(RoutingOptions):
-    """Where requests go, and how often."""
+    """Addresses of the replicas, and retries."""
 
     backend: str | None = option(
         None,

@@ -19,7 +19,7 @@ from hashlib import blake2b
 
 # replicas that cost no more than the cheapest and this much are equal: prices are that uncertain
 EQUAL_SHARE, EQUAL_SECONDS = 0.1, 0.01
-# how much longer a prompt token, and a generated one, takes with each request that generates beside
+# slowdown of a prompt token, and of a generated one, per request generating at the same time
 PROMPT_SLOWDOWN, TOKEN_SLOWDOWN = 0.5, 0.1
 
 
@@ -64,14 +64,14 @@ def wait_seconds(load: Load, prices: Prices, num_answer: float = 0.0) -> float:
 
 
 def ranking(costs: Mapping[str, float], conversation: str = "", last: str = "") -> list[str]:
-    """All replicas, the one to try first in front.
+    """All replicas, in the order to try them.
 
     Args:
-        costs: by name, the seconds that the request is expected to take there.
-        conversation: requests of one conversation have the same.
-        last: the replica that had this conversation before; among equals it keeps it.
+        costs: by name, expected seconds of the request.
+        conversation: the same for all requests of a conversation.
+        last: the conversation's previous replica; wins ties.
 
-    Equal are those that cost hardly more than the cheapest. Otherwise a hash of the conversation
+    Replicas that cost hardly more than the cheapest tie. Otherwise a hash of the conversation
     decides among them, which every balancer computes alike, and which spreads conversations.
     """
     best = min(costs.values(), default=0.0)

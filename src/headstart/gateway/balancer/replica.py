@@ -1,4 +1,4 @@
-"""One replica: its health, its load, and what it has read."""
+"""One replica: its health, its load, and its cached prompts."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Replica:
     name: str
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    is_healthy: bool = True  # until a poll says otherwise
+    is_healthy: bool = True  # unless a poll failed
     why_not: str = ""  # it is not healthy
     is_draining: bool = False
-    reported: Load = field(default_factory=Load)  # by itself, last, about all its clients
+    reported: Load = field(default_factory=Load)  # by the replica, last, for all its clients
     num_reported_own: int = 0  # requests of this balancer in that report
-    started_at: str | None = None  # as it says; None before its first report
+    started_at: str | None = None  # as reported; None before the first report
     flights: set[Flight] = field(default_factory=set)
     learned: Learned = field(default_factory=Learned)
     prefixes: Prefixes = field(default_factory=Prefixes)
@@ -85,7 +85,7 @@ class Replica:
         self.is_healthy, self.why_not = False, reason
 
     def describe(self) -> dict[str, Any]:
-        """Its state as JSON, for people."""
+        """Its state as JSON, for display."""
         load, prices = self.load(), self.learned.prices()
         state = "healthy" if self.is_healthy else "unhealthy"
         return {

@@ -1,7 +1,7 @@
 """Passes one request to a replica and relays the answer: order, retries, updated estimates.
 
-A request may be tried elsewhere until the first piece of its answer has come; from then on the
-pieces pass untouched, and what they say of themselves is read beside them.
+A request may be retried elsewhere until the first piece of its answer has arrived; from then on
+pieces pass unchanged, while facts are extracted from them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Routing:
     """ASGI app: passes each request to a replica of a fleet.
 
     Args:
-        tenant_header: tells the replicas whose request it is, where they get their own key instead
-            of the client's; empty: they get the client's.
+        tenant_header: names the tenant to replicas, which then get their own key instead of the
+            client's; empty: they get the client's key.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Several models behind one address: child servers, and the requests that are passed to them."""
+"""Several models behind one address: child servers, and the requests passed to them."""

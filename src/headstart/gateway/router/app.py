@@ -135,7 +135,7 @@ class Forward:
         is_task = request.method == "POST"
         conversation = conversation_of(HttpRequest(scope)) if is_task else None
         acquiring = self._pool.acquire(model, wakes=is_task)
-        if conversation:  # its answer goes on without the client
+        if conversation:  # its answer continues without the client
             backend = await self._streams.wait(conversation, model.name, acquiring)
         else:
             backend = await unless_left(receive, acquiring)
@@ -194,7 +194,7 @@ def _for_tenant(backend: Backend, scope: Scope) -> Backend:
 
 
 T = TypeVar("T")
-MAX_WAITING = 512  # requests whose answers go on without their clients; of one tenant half
+MAX_WAITING = 512  # requests whose answers continue without their clients; half of it per tenant
 Conversation = tuple[str, str]  # tenant and name
 
 
@@ -240,7 +240,7 @@ class Streams:
 
         Raises:
             ApiError: the stream was stopped before.
-            CapacityError: too many wait, perhaps for no client any more.
+            CapacityError: too many wait, perhaps without a client.
         """
         if not may_take(Counter(one for one, _ in self._waiting), conversation[0], MAX_WAITING):
             work.close()

@@ -1,4 +1,4 @@
-"""A server: a process tree of its own, on loopback unless told otherwise, with a key of its own."""
+"""A server: a separate process tree, on loopback by default, with its own key."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class ChildProcess:
         """Start a model's server with further arguments.
 
         Args:
-            on_state: told what it reports: its `state` is loading, loaded, sleeping or failed.
-            on_exit: told when it ended with all of its processes; negative for a signal.
+            on_state: called with its reports: `state` is loading, loaded, sleeping or failed.
+            on_exit: called when all its processes ended; negative for a signal.
         """
         self.key = secrets.token_urlsafe(24)
         self._preset, self._arguments = preset, arguments
         self._on_state, self._on_exit = on_state, on_exit
         self._process: asyncio.subprocess.Process | None = None
-        self._is_stopped = self._is_killed = False  # may be said before there is a process
+        self._is_stopped = self._is_killed = False  # may be set before there is a process
         self._killing: asyncio.TimerHandle | None = None
         self._task = asyncio.create_task(self._run())
 

@@ -16,7 +16,7 @@ from headstart.types.errors import ConfigError, ModelError
 
 
 class Broadcast:
-    """One queue for each listener. Belongs to one asyncio loop."""
+    """One queue per listener. Belongs to one asyncio loop."""
 
     def __init__(self) -> None:
         self._queues: set[asyncio.Queue[Mapping[str, Any] | None]] = set()

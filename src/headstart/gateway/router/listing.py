@@ -243,7 +243,7 @@ class OwnRoutes:
     async def _stream(self) -> AsyncIterator[bytes]:
         queue = self.pool.events.listen()
         try:
-            yield sse.PING  # tells the client that the stream has begun
+            yield sse.PING  # shows the client that the stream has begun
             while True:
                 try:
                     event = await asyncio.wait_for(queue.get(), 30)

@@ -64,7 +64,7 @@ class Pool:
         self._start_child, self._measure, self._clock = start, measure, clock
         self._queue: dict[str, _Waiting] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._exited = asyncio.Event()  # set, and made anew, whenever a child ended
+        self._exited = asyncio.Event()  # set, and replaced, whenever a child ended
         self.is_closed = False
 
     def find(self, name: str) -> PooledModel | None:
@@ -201,7 +201,7 @@ class Pool:
     def _advance(self) -> None:
         """Load and unload what the queue needs now, in the order of arrival."""
         for model in self.models.values():
-            model.is_draining = False  # until a waiting request says so again
+            model.is_draining = False  # until a waiting request sets it again
         for waiting in list(self._queue.values()):
             model = waiting.model
             if waiting.done.done() or (model.status == LOADING and not model.is_stopping):
@@ -260,7 +260,7 @@ class Pool:
         assert self._measure is not None
         try:
             model.estimate = await self._measure(model.preset)
-            # a budget that the user set stands; of other devices the first estimate does
+            # the user's budget applies; for other devices the first estimate does
             budget = {**model.estimate.usable, **self._limits.budget}
             self._limits = replace(self._limits, budget=budget)
         except (HeadstartError, OSError, ValueError, KeyError) as error:
@@ -287,7 +287,7 @@ class Pool:
                 self._set(model, LOADED)
                 self._expire_later(model)
             case "loading":
-                stage = "text_model"  # the only one of llama-server's stages that is told
+                stage = "text_model"  # the only stage of llama-server's that is reported
                 progress = {"stages": [stage], "current": stage, "value": state["progress"]}
                 self.events.tell(
                     "status_change", model.name, {"status": model.status, "progress": progress}

@@ -54,7 +54,7 @@ class PooledModel:
 
     @property
     def held(self) -> Bytes:
-        """Memory in use now; while asleep only that of its processes."""
+        """Memory in use now; while asleep only that of the processes."""
         return {MAIN: PROCESS_BYTES} if self.status == SLEEPING else self.needs
 
 
@@ -66,7 +66,7 @@ class LoadLimits:
     budget: Bytes = field(default_factory=dict)  # a device without one has no limit
 
     def fits(self, model: PooledModel, others: Sequence[PooledModel]) -> bool:
-        """Whether it can be loaded beside the others."""
+        """Whether it fits next to the other models."""
         if self.max_models and len(others) >= self.max_models:
             return False
         return all(
@@ -87,7 +87,7 @@ class LoadLimits:
         chosen: list[PooledModel] = []
         while not self.fits(model, staying):
             chosen.append(staying.pop(len(busy)))
-        # those that free nothing that is lacking may stay after all
+        # models that free nothing needed may stay after all
         for one in reversed(chosen[:-1]):
             if self.fits(model, [*staying, one]):
                 staying.append(one)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-PRESET, FOLDER, CACHE = "preset", "models_dir", "cache"  # where a model was found
+PRESET, FOLDER, CACHE = "preset", "models_dir", "cache"  # source of a model
 DEFAULT_STOP_SECONDS = 10.0
 MAIN = "main memory"
 # of a model's processes besides what its engine takes: two interpreters with what they import
@@ -15,18 +15,18 @@ Bytes = Mapping[str, int]  # by device
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPreset:
-    """One model. Two that are equal are the same model with the same settings."""
+    """One model. Equal presets are the same model with the same settings."""
 
     name: str  # empty: the server's own choice
     source: str
     arguments: tuple[str, ...]  # of headstart serve
-    engine_arguments: tuple[str, ...] = ()  # those of them that headstart devices takes
+    engine_arguments: tuple[str, ...] = ()  # those that headstart devices accepts
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)  # secrets among them
     aliases: tuple[str, ...] = ()  # further names of it
     tags: tuple[str, ...] = ()
     ini: str = ""  # its settings, as a preset has them
     loads_on_startup: bool = False
-    stop_seconds: float = DEFAULT_STOP_SECONDS  # from being told to end until it is killed
+    stop_seconds: float = DEFAULT_STOP_SECONDS  # from the stop request until it is killed
     idle_seconds: float | None = None  # after which it is unloaded
     # not listed, but answers to its name; needs no other process, so no other preset
     is_hidden: bool = field(default=False, compare=False)

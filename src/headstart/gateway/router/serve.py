@@ -85,13 +85,13 @@ CACHE_RAM = "--cache-ram="
 async def estimate(free: dict[str, int], preset: ModelPreset) -> Estimate:
     """Memory that a model needs, by `headstart devices`, as if no other one were loaded.
 
-    That is a process of its own, so the router never loads libllama and holds no memory of a GPU.
+    That is a separate process, so the router never loads libllama and holds no GPU memory.
 
     Args:
-        free: what may be taken of a device; the first estimate adds what is free of the others.
+        free: usable bytes by device; the first estimate adds free memory of the others.
 
     Raises:
-        ModelError: it cannot be loaded; the message says why.
+        ModelError: it cannot be loaded, and why.
     """
     command = [sys.executable, "-m", "headstart", "devices", "--json", *preset.engine_arguments]
     if free:
@@ -119,13 +119,13 @@ async def estimate(free: dict[str, int], preset: ModelPreset) -> Estimate:
 
 
 def read_estimate(preset: ModelPreset, facts: dict[str, Any]) -> Estimate:
-    """Read what `headstart devices --json` prints, and add what a server takes beside its engine.
+    """Parse the output of `headstart devices --json`, and add a server's other memory.
 
-    The settings that make the model fit become arguments of its server, which would choose others:
-    it sees only the memory that other models leave.
+    The settings that make the model fit become arguments of its server, which would choose others,
+    because it sees only the memory left by other models.
     """
     needs: dict[str, int] = dict(facts["needs"])
-    if not needs:  # this platform does not tell
+    if not needs:  # not available on this platform
         return Estimate({})
     usable: dict[str, int] = dict(facts["usable"])
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in facts["settings"].items()]

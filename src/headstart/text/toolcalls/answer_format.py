@@ -23,13 +23,13 @@ class AnswerFormat:
     after_thoughts: str = ""  # text between reasoning and required calls
     seen_markers: tuple[str, ...] = ()  # further markers that the parser needs
     dropped: tuple[str, ...] = ()  # markers to remove from the content
-    why_no_calls: str = ""  # where no call format was found
-    # parses an answer of several messages with headers, whatever else is said here
+    why_no_calls: str = ""  # if no call format was found
+    # parses answers of several messages with headers; overrides all other fields
     own: Callable[[TextReader], Reading[None]] | None = None
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """All markers that the parser must see, even where they are special tokens."""
+        """All markers that the parser must see, even if they are special tokens."""
         found = [self.content_start, self.content_end]
         if self.thinking:
             found += [self.thinking.start, self.thinking.end]

@@ -99,7 +99,7 @@ class CallRules:
         self._lines.append("section: " + " ".join(filter(None, parts)))
 
     def _further_messages(self, calls: MarkedCalls) -> str:
-        """Rules for further messages where the header names the tool."""
+        """Rules for further messages if the header names the tool."""
         if not calls.header:
             return ""
         end = self.spelled(calls.call_end + calls.section_end)
@@ -181,7 +181,7 @@ class CallRules:
         has_values = isinstance(schema, Mapping) and ("enum" in schema or "const" in schema)
         parts = [self.spelled(form.key_start), quoted(key), self.spelled(form.key_end)]
         if form.attribute_end:
-            words = ["number", "array", "object", "boolean", "null"]  # types but for strings
+            words = ["number", "array", "object", "boolean", "null"]  # types except strings
             if is_text:
                 words = [form.text_attribute]
             elif form.text_attribute == "true":
@@ -203,7 +203,7 @@ class CallRules:
         return f"{opening} {name}"
 
     def spelled(self, marker: str) -> str:
-        """A marker as literals and ids of special tokens; white space is a literal of its own."""
+        """A marker as literals and ids of special tokens; white space is a separate literal."""
         parts = []
         for part in filter(None, re.split(r"(\]<\]\w+\[>\[|<[^<>]*>|\[/?[A-Z_]+\]|\s+)", marker)):
             token = self.token_of(part)

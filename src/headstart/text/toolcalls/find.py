@@ -258,7 +258,7 @@ def _value_end(middle: str, tail: str) -> str:
 def _tagged_arguments(
     probe: _Probe, key_start: str, key_end: str, value_end: str
 ) -> TaggedArguments:
-    """Find out whether an attribute tells strings from other values."""
+    """Detect whether an attribute distinguishes strings from other values."""
     number = probe.calls(_call(0, {_KEYS[0]: 7}))
     other = number.split(_KEYS[0], 1)[1].split("7", 1)[0]
     if other == key_end:

@@ -1,6 +1,6 @@
-"""How calls are written between markers: as JSON objects, or as a name and its arguments.
+"""Formats of calls between markers: JSON objects, or a name with arguments.
 
-Markers are compared without the white space around them, which models vary.
+Markers are compared without surrounding white space, which models vary.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class OwnCall:
     # parses the call that begins here; the markers may follow it. Returns whether there is one; if
     # not, no event was emitted
     read: Callable[[TextReader, Sequence[str]], Reading[bool]]
-    values: type[ValueRules]  # whose `call` is the rule of a call
+    values: type[ValueRules]  # provides the rule of a call as `call`
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +220,10 @@ class NamedCall:
 
     arguments: TaggedArguments | None = None  # None: one JSON object
     name_end: str = ""  # between name and arguments
-    id_start: str = ""  # between name and id, where the id stands there
-    is_id_first: bool = False  # the id stands before the name; name_start is between
+    id_start: str = ""  # between name and id, if the id comes there
+    is_id_first: bool = False  # the id precedes the name; name_start is between
     name_start: str = ""
-    number_end: str = ""  # behind name_end stands the call's number, and this
+    number_end: str = ""  # name_end is followed by the call's number, and this
     is_name_id: bool = False  # the name as it is written, `functions.name:0`, is the id
 
     def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
@@ -269,9 +269,9 @@ class TaggedArguments:
     """Each argument's name and value between markers; emitted as JSON."""
 
     key_start: str
-    key_end: str  # between name and value; up to the attribute, where there is one
+    key_end: str  # between name and value; up to the attribute, if there is one
     value_end: str
-    # an attribute between name and value says whether the value is text
+    # an attribute between name and value that says whether the value is text
     attribute_end: str = ""
     text_attribute: str = ""
 

@@ -41,7 +41,7 @@ def read_string(reader: TextReader, emit: Callable[[str], object]) -> Reading[bo
 
 
 def _escape(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
-    """Decode the escape behind a backslash; lone surrogates become U+FFFD."""
+    """Decode the escape after a backslash; lone surrogates become U+FFFD."""
     kind = yield from reader.peek(1)
     escape = yield from reader.peek(5 if kind == "u" else 1)
     text = _unescaped(escape)
@@ -59,7 +59,7 @@ def _escape(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
 
 
 def _unescaped(escape: str) -> str | None:
-    """What a backslash and this text stand for in JSON; None for what is no escape."""
+    """The text of a JSON escape without its backslash; None if it is not one."""
     try:
         text: str = json.loads(f'"\\{escape}"')
     except ValueError:
@@ -68,7 +68,7 @@ def _unescaped(escape: str) -> str | None:
 
 
 def read_members(reader: TextReader, on_member: Callable[[str], Reading[bool]]) -> Reading[bool]:
-    """Read an object's members; `on_member` reads the value behind each key.
+    """Read an object's members; `on_member` reads the value of each key.
 
     Returns whether the object is complete and well-formed.
     """

@@ -1,6 +1,6 @@
 """Streaming input for parsers.
 
-A parser is a generator that yields where it needs more text. Its result does not depend on how the
+A parser is a generator that yields when it needs more text. Its result does not depend on how the
 text is split, because every method waits until no further text can change its result.
 """
 
@@ -41,7 +41,7 @@ class Tools:
         return self._functions.get(name, {}).get("strict") is True
 
     def is_text(self, name: str, argument: str) -> bool:
-        """Whether an argument is a string even where it looks like another value."""
+        """Whether an argument is a string even if it looks like another value."""
         properties = self.parameters(name).get("properties")
         schema = properties.get(argument) if isinstance(properties, Mapping) else None
         if not isinstance(schema, Mapping):
@@ -61,7 +61,7 @@ Start = Literal["answer", "thoughts", "content"]
 
 
 class TextReader:
-    """The text so far, a position in it, the events found, and what is to be found."""
+    """The text so far, a position in it, the events found, and the expected contents."""
 
     def __init__(
         self, tools: Tools, start: Start = "answer", *, splits_thoughts: bool = True
@@ -145,7 +145,7 @@ class TextReader:
         return is_there
 
     def takes_behind_space(self, marker: str) -> Reading[bool]:
-        """Whether this marker comes next but for white space; skips both."""
+        """Whether this marker comes next, possibly after white space; skips both."""
         place = self.mark()
         yield from self.skip_space()
         is_there = yield from self.takes(marker)
@@ -187,7 +187,7 @@ class TextReader:
         """
         while True:
             found, place = self._first(markers)
-            # where a marker may have begun whose end has not arrived
+            # a marker may have begun whose end has not arrived
             waits = len(self.text)
             if not self.is_over:
                 waits -= num_begun(self.text, markers, self.at)

@@ -77,18 +77,18 @@ class ValueRules(ABC):
 
     @abstractmethod
     def text(self, end: str) -> str:
-        """Any string; `end` is the text behind the value."""
+        """Any string; `end` is the text after the value."""
 
     @abstractmethod
     def literal(self, value: Any, end: str) -> str:
-        """One certain value."""
+        """One constant value."""
 
     def array(self, item: Callable[[str], str], limits: Limits, end: str) -> str:
-        """An array; `item` makes the rule of an element from the text behind it."""
+        """An array; `item` makes the rule of an element from the text after it."""
         return f'"[" {self.repeated(item(""), limits)} "]"'
 
     def member(self, key: str, value: Callable[[str], str]) -> str:
-        """A property of an object; `value` makes the rule of its value likewise."""
+        """A property of an object; `value` makes the rule of its value from the text after it."""
         return f"{quoted(key + self.key_end)} {value('')}"
 
     @abstractmethod
@@ -155,7 +155,7 @@ class ValueRules(ABC):
         return some if least else f"({some})?"
 
     def named(self, name: str, body: str) -> str:
-        """A rule of its own; returns its name. `name` may have attributes behind it."""
+        """Add a separate rule; returns its name. `name` may be followed by attributes."""
         number = self._number()
         bare, bracket, attributes = name.partition("[")
         self.lines.append(f"{bare}_{number}{bracket}{attributes}: {body}")

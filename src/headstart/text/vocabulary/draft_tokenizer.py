@@ -134,9 +134,9 @@ class DraftTokenizer:
 class TranslatingBuilder(DraftBuilder):
     """Picks draft-model tokens and translates them at the end.
 
-    Tokens are coupled where the draft so far ends with a whole target token and the next one exists
-    in both vocabularies: then its position, and so the target's noise, is known. Elsewhere the
-    likeliest token is picked.
+    Tokens are coupled if the draft so far ends with a whole target token and the next one exists in
+    both vocabularies: then its position, and so the target's noise, is known. Otherwise the most
+    likely token is picked.
     """
 
     def __init__(self, request: DraftRequest, limit: int, sequence: TranslatedSequence) -> None:

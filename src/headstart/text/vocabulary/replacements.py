@@ -1,9 +1,9 @@
 """Rewrites markers of one chat template into those of another (`--spec-replace`).
 
-Markers are control tokens with text around them: `<start_of_turn>user\\n`. To tell tokens from text
-that is spelled alike, token streams are encoded as strings of symbols: a character below 256 is a
-byte, one from `TARGET_BASE` on a control token of the target, one from `DRAFT_BASE` on a control
-token of the draft.
+Markers are control tokens with text around them: `<start_of_turn>user\\n`. To distinguish tokens
+from text with the same spelling, token streams are encoded as strings of symbols: a character below
+256 is a byte, one from `TARGET_BASE` on is a control token of the target, one from `DRAFT_BASE` on
+a control token of the draft.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Pair = tuple[str, str]
 
 
 def parse_pairs(text: str | None) -> list[Pair]:
-    """Pairs from lines of `TARGET => DRAFT`; `\\n` and `\\t` stand for a line end and a tab.
+    """Pairs from lines of `TARGET => DRAFT`; `\\n` and `\\t` mean a line end and a tab.
 
     Raises:
         ConfigError: a line has no arrow.
@@ -89,7 +89,7 @@ class Replacements:
 
 
 def symbols_of(text: str, table: VocabTable, base: int) -> str:
-    """A template's text as symbols, with control tokens where they are spelled."""
+    """A template's text as symbols, with control tokens recognised by spelling."""
     spellings = {spelling: token for token, spelling in table.controls.items() if spelling}
     longest_first = sorted(spellings, key=len, reverse=True)
     pattern = (

@@ -4,8 +4,8 @@ The tokens of a prefix are not a prefix of the tokens of the whole: "hel" + "lo"
 only the end can change. Pre-tokenizers split after a word and at a space between two words, so
 tokens before the last such boundary are final (unless a token crosses it, which is checked).
 Without a boundary (CJK), tokens that end `LOOKBEHIND` bytes before the end are taken as final.
-Tokens behind a boundary do not depend on bytes before it: BPE applies merges by rank, and none
-crosses the boundary. So only the window behind it is tokenized again.
+Tokens after a boundary do not depend on bytes before it: BPE applies merges by rank, and none
+crosses the boundary. So only the window after it is tokenized again.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A model's own tokenizer expects whole, well-formed texts: SentencePiece puts a space before the
 first word, invalid UTF-8 is replaced by U+FFFD (BPE) or affects its neighbours (SentencePiece), and
-a token that a GGUF marks as control loses its text. Here the tokens always stand for exactly the
+a token that a GGUF marks as control loses its text. Here the tokens always represent exactly the
 given bytes.
 """
 
@@ -24,8 +24,8 @@ from headstart.types import Vocab
 class VocabTable:
     """The tokens of a vocabulary. A token is text, a control token, or (without bytes) neither.
 
-    Two tokens may stand for the same bytes (SentencePiece has `A` and `<0x41>`); `ids` holds the
-    one that the tokenizer produces.
+    Two tokens may have the same bytes (SentencePiece has `A` and `<0x41>`); `ids` holds the one
+    that the tokenizer produces.
     """
 
     pieces: list[bytes]  # by id; empty for control tokens
@@ -35,14 +35,14 @@ class VocabTable:
     bos_id: int | None
     eos_id: int | None
     add_bos: bool
-    word_ends: bytes  # by (byte << 8 | next byte): 1 where a word ends that no token reaches over
+    word_ends: bytes  # by (byte << 8 | next byte): 1 if a word ends there and no token crosses
 
     @property
     def size(self) -> int:
         return len(self.pieces)
 
     def join(self, tokens: Sequence[int]) -> bytes:
-        """The bytes that the tokens stand for."""
+        """The bytes of the tokens."""
         pieces = self.pieces
         return b"".join([pieces[token] for token in tokens])
 

@@ -13,7 +13,7 @@ from headstart.text.vocabulary.replacements import Pair
 class TemplateFamily:
     """Markers that a family of chat templates puts around the messages."""
 
-    marker: str  # occurs in this family's templates, but not in those of families before it
+    marker: str  # occurs in this family's templates, but not in those of earlier entries
     user: str  # opens a user message
     assistant: str  # opens an answer
     close: str  # closes an answer

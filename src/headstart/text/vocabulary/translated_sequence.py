@@ -140,7 +140,7 @@ class TextSequence(TranslatedSequence):
     def __init__(self, translator: VocabularyTranslator, preference: Preference) -> None:
         super().__init__(translator, preference)
         self._target = translator.target
-        # (number of target tokens, draft tokens, symbols held back) behind each chunk
+        # (number of target tokens, draft tokens, pending symbols) after each chunk
         self._snapshots: list[tuple[int, Snapshot, str]] = []
         self._restart()
 

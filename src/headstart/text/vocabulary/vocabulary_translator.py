@@ -1,4 +1,4 @@
-"""From a target's vocabulary to a draft model's and back, for one pair of models."""
+"""Translates between a target's and a draft model's vocabulary, for one pair of models."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class VocabularyTranslator:
     """Translation between the vocabularies of two models, shared by all sequences."""
 
     def __init__(self, target: Vocab, draft: Vocab, replacements: Sequence[Pair] = ()) -> None:
-        """Compare the vocabularies: 0.2 to 0.4 s where one has 262,000 tokens.
+        """Compare the vocabularies: 0.2 to 0.4 s for 262,000 tokens.
 
         Args:
-            replacements: markers of the target and of the draft; the first match counts.
+            replacements: markers of the target and of the draft; the first match wins.
 
         Raises:
             ConfigError: a replacement pair has no left side.
@@ -50,10 +50,10 @@ class VocabularyTranslator:
         # partners of control tokens
         self.controls = pair_controls(self.target, self.draft, forward)
         self._target_controls = pair_controls(self.draft, self.target, backward)
-        # target ids of the draft's tokens and the reverse, -1 where there is none
+        # target ids of the draft's tokens and vice versa, -1 if there is none
         self.to_target, self.to_draft = self.comparison.to_target, self.comparison.to_draft
         is_identical = self.comparison.mode is TranslationMode.IDENTICAL
-        # draft tokens for pending bytes: the caller removes those of the chosen one and asks again
+        # draft tokens for pending bytes: the caller removes those of the chosen one and calls again
         search = prefix_search(() if is_identical else self.draft.pieces)  # then none are pending
         self.allowed = lru_cache(maxsize=128)(search)
         self._partners = _partners(self.comparison)
@@ -95,7 +95,7 @@ class VocabularyTranslator:
         return kind(self, preference or Preference("auto"))
 
     def map_logits(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """A row of draft logits by target ids, -inf where a token has no partner."""
+        """A row of draft logits by target ids, -inf if a token has no partner."""
         return np.append(logits, np.float32(-np.inf)).take(self._partners, mode="clip")
 
     def continue_target(

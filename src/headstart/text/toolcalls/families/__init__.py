@@ -1,1 +1,1 @@
-"""Formats that cannot be found by rendering a template, one file each; quirks.py says whose."""
+"""Formats that rendering a template cannot detect, one per file; quirks.py maps models to them."""

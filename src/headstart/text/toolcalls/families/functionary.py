@@ -1,6 +1,6 @@
 """Functionary v3.2: `>>>recipient` and a line end, then content (for `all`) or arguments.
 
-The prompt ends behind the first `>>>`. Source: https://github.com/MeetKai/functionary
+The prompt ends after the first `>>>`. Source: https://github.com/MeetKai/functionary
 """
 
 from __future__ import annotations

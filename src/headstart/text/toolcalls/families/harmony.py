@@ -1,7 +1,7 @@
 """gpt-oss: an answer is several messages, whose headers name a channel and a recipient.
 
 `<|channel|>analysis<|message|>thoughts<|end|><|start|>assistant<|channel|>final<|message|>content`;
-a call is a message to `functions.name`, in the role's part of the header or behind the channel.
+a call is a message to `functions.name`, in the role's part of the header or after the channel.
 
 Source: https://developers.openai.com/cookbook/articles/openai-harmony
 """

@@ -19,7 +19,7 @@ _OPEN, _CLOSE = "([{", ")]}"
 
 
 def _read_call(reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
-    """Parse a name and keyword arguments, each of which is emitted when it is complete."""
+    """Parse a name and keyword arguments, each of which is emitted once complete."""
     name = yield from reader.run(lambda char: char.isalnum() or char in "_.-")
     if name not in reader.tools or not (yield from reader.takes("(")):
         return False

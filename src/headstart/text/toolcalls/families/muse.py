@@ -22,7 +22,7 @@ _CALLS = MarkedCalls(
     call_end="</atem:invoke>\n",
     header=" to={name}<|message|>",
     next_message="<|eom|>" + _START,
-    is_parallel=False,  # each is a message of its own
+    is_parallel=False,  # each is a separate message
 )
 
 
