@@ -28,6 +28,7 @@ from headstart.server.websites import ANY, WebsitePolicy
 from headstart.structures.tenants import counted, may_take, namespace_of_key, namespace_of_tenant
 from headstart.types.errors import CapacityError, ConfigError, QuotaError
 
+HEALTH = ("/health", "/v1/health")
 MAX_BODY_BYTES = 1 << 30  # total of requests being answered; half of it for one of several tenants
 
 
@@ -75,12 +76,14 @@ class Guard:
         reader = self._websites.reader(origin, headers.get("host")) if origin is not None else None
         send = _with_headers(send, reader)
         try:
-            is_preflight = self._admit(scope, headers)
+            if scope["path"] not in HEALTH:
+                self._websites.check(scope["method"], scope["path"], headers)
+            if scope["method"] == "OPTIONS":
+                await self._preflight(headers)(scope, receive, send)
+                return
+            self._admit(scope, headers)
         except (ApiError, QuotaError) as error:
             await error_response(error, scope["path"])(scope, receive, send)
-            return
-        if is_preflight:
-            await self._preflight(headers)(scope, receive, send)
             return
         with (
             counted(self._running, scope["headstart.namespace"]),
@@ -88,20 +91,14 @@ class Guard:
         ):
             await self._app(scope, limited, send)
 
-    def _admit(self, scope: Scope, headers: Headers) -> bool:
-        """Check key and readiness, and set the request's namespace.
-
-        Returns whether it is a preflight request.
-        """
+    def _admit(self, scope: Scope, headers: Headers) -> None:
+        """Check key and readiness, and set the request's namespace."""
         scope["headstart.namespace"], scope["headstart.is_trusted"] = "", not self._keys
         scope["headstart.has_tenants"] = len(self._keys) > 1
-        if scope["path"] in ("/health", "/v1/health"):
+        if scope["path"] in HEALTH:
             if self._keys:
                 scope["headstart.is_trusted"] = self._matching(headers) is not None
-            return bool(scope["method"] == "OPTIONS")
-        self._websites.check(scope["method"], scope["path"], headers)
-        if scope["method"] == "OPTIONS":
-            return True
+            return
         if self._keys:
             scope["headstart.namespace"] = self._namespace(headers)
             if self._tenant_header and headers.get(self._tenant_header):
@@ -111,7 +108,6 @@ class Guard:
             raise ApiError(503, reason)
         if scope["headstart.has_tenants"]:
             self._check_share(scope)
-        return False
 
     def _check_share(self, scope: Scope) -> None:
         """Keep connections free for other tenants, whose requests could not even be read."""
@@ -168,7 +164,7 @@ class Guard:
             most *= 2  # because `may_take` grants half
         is_declared = int(headers.get("content-length") or 0) > limit
 
-        async def counted() -> Message:
+        async def received() -> Message:
             nonlocal num_bytes
             # with Expect the client waits for a reply before it sends the body
             message: Message = {} if is_declared and headers.get("expect") else await receive()
@@ -191,7 +187,7 @@ class Guard:
             )
 
         try:
-            yield counted
+            yield received
         finally:
             held[tenant] -= num_bytes
             if not held[tenant]:
