@@ -15,7 +15,7 @@ class FakeChunk:
         self.num_cells, self.is_whole, self.num_polls = chunk.num_cells, is_whole, num_polls
         self.for_draft: FakeChunk | None = None
 
-    def is_ready(self, asker: object) -> bool:
+    def prepare(self, asker: object) -> bool:
         self.num_polls -= 1
         return self.num_polls < 0
 

@@ -74,7 +74,7 @@ def test_a_draft_model_with_a_projector_of_its_own_sees_the_images(
         asked = ask(scheduler, "a", *prompt, sampling=sampling(0.0))
         media: Any = scheduler.media
         for seen in [media.find(chunk).for_draft for _, chunk in asked.media]:
-            seen.is_ready("a test")
+            seen.prepare("a test")
             seen.wait(10.0)
         play(scheduler, [asked])
         both = ours.keys() & theirs.keys()
@@ -117,7 +117,7 @@ def test_nothing_is_encoded_for_the_draft_model_once_the_request_has_left(tmp_pa
     media._thread.submit(leaves.wait)
     try:
         chunk = media.find(named)
-        chunk.is_ready("a")
+        chunk.prepare("a")
         drafter = scheduler.drafting.speculators["draft-model"]
         request = DraftRequest(0, asked.prompt, 4, media=((at, chunk.for_draft),))
         (draft,) = drafter.propose([request])

@@ -78,12 +78,12 @@ class LlamaChunk:
         own = 4 * self.num_cells * max(self._projector.width, 3 * 28**2)
         return own + (self.for_draft.num_bytes if self.for_draft else 0)
 
-    def is_ready(self, asker: object | None) -> bool:
+    def prepare(self, asker: object | None) -> bool:
         if asker is not None:
             self._askers.add(asker)
         is_ready = self._begun().done()
         if self.for_draft is not None:  # needed after it
-            self.for_draft.is_ready(asker)
+            self.for_draft.prepare(asker)
         return is_ready
 
     def _begun(self) -> Future[NDArray[np.float32]]:

@@ -67,7 +67,7 @@ class Turns:
             pending = sequence.pending_media if sequence.leader is None else None
             if pending is None:
                 texts.append(sequence)
-            elif pending[0].is_ready(sequence):
+            elif pending[0].prepare(sequence):
                 at_images.append(sequence)
             else:
                 self._awaited.append(pending[0])

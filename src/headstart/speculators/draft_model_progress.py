@@ -183,7 +183,7 @@ class DraftInProgress(GrowingDraft):
         if not self.request.media or not room:
             return start + room
         images = self.images()
-        unready = (at for at, one in images if at >= start and not one.is_ready(None))
+        unready = (at for at, one in images if at >= start and not one.prepare(None))
         return min([self.whole(start + room), *unready])
 
     def extend(self, logits: NDArray[np.float32]) -> None:

@@ -62,8 +62,8 @@ class LoadedChunk(Protocol):
     def for_draft(self) -> LoadedChunk | None:
         """The draft model's chunk of the same image, if it sees images."""
 
-    def is_ready(self, asker: object | None) -> bool:
-        """Whether its embeddings are computed; starts that otherwise.
+    def prepare(self, asker: object | None) -> bool:
+        """Have its embeddings computed; returns whether they are.
 
         `asker`: the request that will `drop` it; None: on behalf of such a request.
         """

@@ -209,7 +209,7 @@ class EmbeddingQueue:
         if not group and not self._long:  # all decoded, but not sent
             return self._finished()
         chunk = self._long.pending_chunk if self._long else None
-        if chunk is not None and not chunk.is_ready(self._long):
+        if chunk is not None and not chunk.prepare(self._long):
             chunk.wait(WAIT_SECONDS if is_alone else 0.0)
             return self._finished()
         began = self._clock()
