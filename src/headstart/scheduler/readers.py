@@ -20,7 +20,7 @@ from headstart.types.request import (
     Event,
     FinishEvent,
     PromptEvent,
-    StepTokens,
+    TokenEvent,
     VerifiedDraft,
     error_event,
 )
@@ -139,30 +139,20 @@ class Events:
 
     def __init__(self, counts: Counts, counters: Counters) -> None:
         self._counts, self._counters = counts, counters
-        self._events: list[Event | StepTokens] = []
+        self._events: list[Event] = []
 
     def add(self, event: Event) -> None:
         """Send this event before those of the next step."""
         self._events.append(event)
 
-    def take(self) -> list[Event | StepTokens]:
+    def take(self) -> list[Event]:
         """Events since the last call, in order."""
         events, self._events = self._events, []
         return events
 
-    def take_rows(self) -> list[Event]:
-        """Like `take`, but with the tokens of each request as a separate event."""
-        rows: list[Event] = []
-        for event in self.take():
-            if isinstance(event, StepTokens):
-                rows += event.events()
-            else:
-                rows.append(event)
-        return rows
-
     def read(self, record: StepRecord) -> None:
         """Queue events for new tokens, then those of requests that ended; sum up the times."""
-        plan, counters, grown = record.plan, self._counters, list[int]()
+        plan, counters, grown = record.plan, self._counters, list[Event]()
         if record.num_rows:
             counters.num_decodes += 1
             counters.busy_slots += len(plan.decoded)
@@ -174,9 +164,8 @@ class Events:
             if index >= plan.num_generating:
                 self._tell_prompt(record, index, sequence)
             if record.emitted[index]:
-                grown.append(index)
-        if grown:
-            self._events.append(_tokens(record, grown))
+                grown.append(_tokens(record, index))
+        self._events += grown
         for end in record.left:
             self._events.append(self._end(end))
 
@@ -206,33 +195,27 @@ class Events:
         if has_run:
             self._counters.add_request(stats)
         if end.rest:
-            self._events.append(StepTokens([request_id], [-1], [end.rest], [0], [], []))
+            self._events.append(TokenEvent(request_id, (), end.rest, ()))
         text = sequence.text
         word = text.stop.found.decode("utf-8", "replace") if ending.reason == "word" else ""
         is_truncated = ending.is_truncated or text.num_dropped > 0
         return FinishEvent(request_id, ending.reason, stats, word, is_truncated)
 
 
-def _tokens(record: StepRecord, grown: list[int]) -> StepTokens:
-    """The emitted tokens of these sequences."""
-    plan = record.plan
-    told = StepTokens([], [], [], [], [], [])
-    for row, index in enumerate(grown):
-        request, tokens = plan.sequences[index].request, record.emitted[index]
-        num_accepted = record.num_accepted[index]
-        told.request_ids.append(request.request_id)
-        told.slot_ids.append(record.seq_ids[index])
-        told.texts.append(record.texts[index])
-        told.counts.append(len(tokens))
-        told.tokens += tokens
-        if num_accepted:
-            told.sources += plan.sources[index][:num_accepted]
-        told.sources += ("",) * (len(tokens) - num_accepted)  # not drafted
-        if record.logprobs[index]:
-            told.logprobs[row] = record.logprobs[index]
-        if request.wants_provenance:
-            told.steps[row] = _describe(record, index, plan.sequences[index])
-    return told
+def _tokens(record: StepRecord, index: int) -> TokenEvent:
+    """The tokens that a sequence emitted."""
+    plan, tokens = record.plan, record.emitted[index]
+    sequence, num_accepted = plan.sequences[index], record.num_accepted[index]
+    drafted = plan.sources[index][:num_accepted] if num_accepted else ()
+    return TokenEvent(
+        sequence.request.request_id,
+        tokens,
+        record.texts[index],
+        (*drafted, *("",) * (len(tokens) - num_accepted)),
+        record.logprobs[index],
+        _describe(record, index, sequence) if sequence.request.wants_provenance else None,
+        record.seq_ids[index],
+    )
 
 
 def _describe(record: StepRecord, index: int, sequence: Sequence) -> VerifiedDraft:

@@ -175,8 +175,8 @@ class Scheduler:
         return str(asked.adapters or "") if self.config.share_prompts else asked.namespace
 
     def take_events(self) -> list[Event]:
-        """Events since the last call, in order; `events.take` returns tokens in columns."""
-        return self.events.take_rows()
+        """Events since the last call, in order."""
+        return self.events.take()
 
     def step(self) -> StepRecord:
         """Advance every running request by one decode; returns the record."""

@@ -151,44 +151,10 @@ class TokenEvent:
     step: VerifiedDraft | None = None  # if the request wants provenance
     slot_id: int = -1
 
-
-@dataclass(slots=True)
-class StepTokens:
-    """The tokens of one step, as the engine process sends them: `TokenEvent`s in columns."""
-
-    request_ids: list[str]
-    slot_ids: list[int]
-    texts: list[bytes]
-    counts: list[int]  # tokens per row
-    tokens: list[int]  # of all rows; `sources` likewise
-    sources: list[str]
-    # by row, if requested
-    logprobs: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)
-    steps: dict[int, VerifiedDraft] = field(default_factory=dict)
-
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle without field names: there is one for every step."""
-        columns = self.request_ids, self.slot_ids, self.texts, self.counts
-        return StepTokens, (*columns, self.tokens, self.sources, self.logprobs, self.steps)
-
-    def events(self) -> list[TokenEvent]:
-        """The rows as events of their requests."""
-        events, tokens, sources = list[TokenEvent](), tuple(self.tokens), tuple(self.sources)
-        end = 0
-        for row, request_id in enumerate(self.request_ids):
-            start, end = end, end + self.counts[row]
-            events.append(
-                TokenEvent(
-                    request_id,
-                    tokens[start:end],
-                    self.texts[row],
-                    sources[start:end],
-                    self.logprobs.get(row, ()),
-                    self.steps.get(row),
-                    self.slot_ids[row],
-                )
-            )
-        return events
+        """Pickle without field names: there are as many per step as answers."""
+        drafted = self.sources, self.logprobs, self.step
+        return TokenEvent, (self.request_id, self.tokens, self.text, *drafted, self.slot_id)
 
 
 @dataclass(frozen=True, slots=True)

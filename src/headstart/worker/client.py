@@ -25,7 +25,7 @@ from headstart.types.request import (
     FinishEvent,
     ProgressEvent,
     PromptEvent,
-    StepTokens,
+    TokenEvent,
     Work,
 )
 from headstart.types.worker import Deliver
@@ -191,11 +191,10 @@ class WorkerClient:
             if is_last:
                 self._note_end(event)
             find = self._deliver.pop if is_last else self._deliver.get
-            for one in event.events() if isinstance(event, StepTokens) else [event]:
-                if (deliver := find(one.request_id, None)) is not None:
-                    deliver(_as_exception(one) if isinstance(one, ErrorEvent) else one)
+            if (deliver := find(event.request_id, None)) is not None:
+                deliver(_as_exception(event) if isinstance(event, ErrorEvent) else event)
 
-    def _note_end(self, event: Event | StepTokens) -> None:
+    def _note_end(self, event: Event) -> None:
         """Log the end here, because cancelled requests have no listener any longer."""
         match event:
             case FinishEvent():
@@ -264,10 +263,10 @@ class WorkerClient:
             deliver(error)
 
 
-def _goes_on(event: Event | StepTokens) -> bool:
+def _goes_on(event: Event) -> bool:
     """Whether more events of the request follow."""
     is_part = isinstance(event, EmbeddingEvent) and not event.is_last
-    return is_part or isinstance(event, (StepTokens, ProgressEvent, PromptEvent))
+    return is_part or isinstance(event, (TokenEvent, ProgressEvent, PromptEvent))
 
 
 def _delay(number: int) -> float:

@@ -28,8 +28,8 @@ from headstart.types.request import (
     Event,
     ReplyEvent,
     SlotAction,
-    StepTokens,
     ThoughtsEnd,
+    TokenEvent,
     Work,
     error_event,
 )
@@ -105,10 +105,10 @@ class _EventSender:
         """Send the scheduler's events."""
         self.tell(self._scheduler.events.take())
 
-    def tell(self, events: Sequence[Event | StepTokens]) -> None:
+    def tell(self, events: Sequence[Event]) -> None:
         now = self._clock()
         is_due = now - self._last_report > REPORT_SECONDS or any(
-            not isinstance(event, StepTokens) for event in events
+            not isinstance(event, TokenEvent) for event in events
         )
         if is_due:
             self._last_report = now

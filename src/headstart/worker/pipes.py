@@ -23,7 +23,7 @@ from headstart.structures.prefix_index import packed
 from headstart.structures.tenants import surplus, tenant_of
 from headstart.types.errors import CapacityError, QuotaError
 from headstart.types.report import WorkerReport
-from headstart.types.request import EmbeddingRequest, Event, Request, StepTokens, Work
+from headstart.types.request import EmbeddingRequest, Event, Request, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ Command = Work | Cancel | Stop
 class Message:
     """A message of the loop: events in order, and sometimes a report."""
 
-    events: Sequence[Event | StepTokens] = ()
+    events: Sequence[Event] = ()
     report: WorkerReport | None = None
     loaded: float | None = None  # loaded share of the models, while loading
 

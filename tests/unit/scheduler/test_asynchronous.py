@@ -31,7 +31,7 @@ from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.step import StepRecord
 from headstart.speculators import Speculator
 from headstart.types import Batch, CacheKind, Draft, DraftRequest, Logits
-from headstart.types.request import ErrorEvent, FinishEvent, StepTokens, TokenEvent
+from headstart.types.request import ErrorEvent, FinishEvent, TokenEvent
 from headstart.worker.loop import run_loop
 from headstart.worker.pipes import Cancel, Command, Message, Stop
 
@@ -184,7 +184,7 @@ REQUEST, CANCEL = endless([1, 2, 3], 100), Cancel("r")
 
 def test_the_loop_tells_all_that_was_said_before_it_stops() -> None:
     told = [event for some in told_by_loop([REQUEST], [], [], [], [Stop()]) for event in some]
-    assert sum(len(event.tokens) for event in told if isinstance(event, StepTokens)) == 4
+    assert sum(len(event.tokens) for event in told if isinstance(event, TokenEvent)) == 4
 
 
 @pytest.mark.parametrize("last", [[[CANCEL, Stop()]], [[CANCEL], [Stop()]]], ids=["last", "before"])

@@ -21,7 +21,7 @@ from tests.harness import (
     submit_all,
 )
 
-from headstart.types.request import StepTokens, TokenEvent, VerifiedDraft
+from headstart.types.request import TokenEvent, VerifiedDraft
 
 CHAIN = ("suffix", "ngram-cache", "draft-model")
 
@@ -38,8 +38,8 @@ def steps_of(is_auto: bool, wants_provenance: bool) -> dict[str, list[TokenEvent
     submit_all(scheduler, requests)
     events: list[TokenEvent] = []
     for _ in steps(scheduler):
-        tokens = (told for told in scheduler.events._events if isinstance(told, StepTokens))
-        events += [event for told in tokens for event in told.events() if event.tokens]
+        told = (event for event in scheduler.events._events if isinstance(event, TokenEvent))
+        events += [event for event in told if event.tokens]
         collect(scheduler, answers)
     check(engine, requests, answers)
     return {r.request_id: [e for e in events if e.request_id == r.request_id] for r in requests}

@@ -34,7 +34,6 @@ from headstart.types.request import (
     FinishEvent,
     Request,
     RequestStats,
-    StepTokens,
     TokenEvent,
     TokenLogprob,
     VerifiedDraft,
@@ -279,15 +278,13 @@ async def test_items_arrive_whole_and_in_order_however_they_were_cut(cut: int | 
 async def test_messages_arrive_with_all_their_fields() -> None:
     draft = VerifiedDraft((5, 6), ("suffix", "suffix"), (0.5, None), 1.5, 0.25)
     logprobs = (TokenLogprob(5, -0.5, TokenLogprob.pack([5, 7], [-0.5, -1.0])),)
-    columns = ["b", "a"], [-1, 3], [b"z", b"xy"], [0, 2], [5, 6], ["suffix", ""]
-    tokens = StepTokens(*columns, {1: logprobs}, {1: draft})
-    end = FinishEvent("a", "word", RequestStats(num_emitted=2), "stop", truncated=True)
-    items = [Message([tokens, end], WorkerReport(num_waiting=2)), Message([tokens])]
-    assert await read_all(items) == [*items, "end"]
-    assert tokens.events() == [
+    tokens = [
         TokenEvent("b", (), b"z", ()),
         TokenEvent("a", (5, 6), b"xy", ("suffix", ""), logprobs, draft, 3),
     ]
+    end = FinishEvent("a", "word", RequestStats(num_emitted=2), "stop", truncated=True)
+    items = [Message([*tokens, end], WorkerReport(num_waiting=2)), Message(tokens)]
+    assert await read_all(items) == [*items, "end"]
 
 
 async def test_an_item_may_be_larger_than_a_pipe() -> None:
