@@ -36,6 +36,16 @@ FILL = """async (count) => {
     settings: {}, running: null, queued: null });
   await saveMessages(...list);
 }"""
+# from now on, the browser ends behind the transaction that next writes a conversation
+END = """() => {
+  const { put } = IDBObjectStore.prototype;
+  let last = null;
+  IDBObjectStore.prototype.put = function (value) {
+    if (last && last !== this.transaction) return;
+    if (this.name === "conversations") last = this.transaction;
+    return put.call(this, value);
+  };
+}"""
 
 
 def test_an_answer_goes_on_while_another_conversation_is_open(window: Window) -> None:
@@ -226,6 +236,18 @@ def test_an_answer_that_the_server_does_not_know_yet_is_asked_for_again(window: 
     worker.go_on()
     expect(window.answer()).to_contain_text("All of it")
     assert next(refusals, None) is None
+
+
+def test_no_conversation_is_kept_without_the_answer_that_it_waits_for(window: Window) -> None:
+    worker = FakeWorker(lambda request: [HOLD, *writes("All of it")(request)])
+    page = window.show(worker)
+    page.evaluate(END)
+    window.ask("Go on", wait=False)
+    worker.started.get(timeout=10)
+    window.reload()
+    worker.go_on()
+    expect(page.locator(".message.user")).to_contain_text("Go on")
+    expect(window.answer()).to_contain_text("All of it")
 
 
 def test_an_answer_that_the_server_no_longer_has_is_kept_as_far_as_it_came(

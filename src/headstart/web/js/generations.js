@@ -90,17 +90,19 @@ export class Generations {
    */
   async finish(generation, produce) {
     const { conversation, message, answer } = generation;
-    await store.saveConversation(conversation).catch(() => {}); // that nothing can be kept is said at the end
     const isLong = () => answer.provenance.starts.length > MOST_TOKENS_SAVED_OFTEN;
+    const beginning = () => {
+      const { provenance, ...rest } = copyAnswer(message, answer);
+      return isLong() ? rest : { ...rest, provenance };
+    };
+    // at once: a conversation never names an answer that is not there
+    await store.saveConversation(conversation, beginning()).catch(() => {}); // that nothing can be kept is said at the end
     let saving = 0;
     const save = () => {
       clearTimeout(saving);
       saving = 0;
-      if (generation.isForgotten) return;
-      const { provenance, ...rest } = copyAnswer(message, answer);
-      store.saveMessages(isLong() ? rest : { ...rest, provenance }).catch(() => {});
+      if (!generation.isForgotten) store.saveMessages(beginning()).catch(() => {});
     };
-    save();
     addEventListener("pagehide", save);
     const draw = paced(() => {
       copyAnswer(message, answer);

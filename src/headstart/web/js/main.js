@@ -7,7 +7,7 @@ import { hide, switchInspector } from "./inspector.js";
 import { askForKey } from "./key-dialog.js";
 import { Server } from "./server.js";
 import { SettingsPanel } from "./settings-panel.js";
-import { listConversations, loadMessages, saveConversation, saveMessages } from "./store.js";
+import { listConversations, loadMessages, saveConversation } from "./store.js";
 import { startTheme } from "./theme.js";
 import { canTint, showTints } from "./tint.js";
 import { exportText, importText } from "./transfer.js";
@@ -102,10 +102,7 @@ function startConversations() {
   byId("import-file").addEventListener("change", async (/** @type {any} */ event) => {
     try {
       const list = importText(await event.target.files[0].text());
-      for (const { conversation, messages } of list) {
-        await saveConversation(conversation);
-        await saveMessages(...messages);
-      }
+      for (const { conversation, messages } of list) await saveConversation(conversation, ...messages);
       await chat.refreshList();
       toast(words.imported(list.length));
     } catch (error) {

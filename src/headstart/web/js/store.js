@@ -66,9 +66,12 @@ export async function loadMessages(id) {
   return new Map(all.map((message) => [message.id, unpacked(message)]));
 }
 
-/** @param {Conversation} conversation */
-export async function saveConversation(conversation) {
-  await within("readwrite", (conversations) => void conversations.put(conversation));
+/** @param {Conversation} conversation @param {Message[]} list messages of it that change with it */
+export async function saveConversation(conversation, ...list) {
+  await within("readwrite", (conversations, messages) => {
+    conversations.put(conversation);
+    for (const message of list) messages.put(packed(message));
+  });
 }
 
 /** @param {Message[]} list */
