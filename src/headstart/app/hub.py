@@ -173,21 +173,19 @@ class Hub:
             )
 
     def check(self, name: str) -> None:
-        """Ask the hub whether there is such a model, unless it must not be asked.
+        """See whether there is such a model: at the hub, or in the cache if that cannot be asked.
 
         Raises:
-            ConfigError, ModelError: there is none, or the hub cannot be asked.
+            ConfigError, ModelError: there is none.
         """
         repo, quant = parse_reference(name)
-        if not self.offline:
-            select_files(repo, list(self.sizes(repo)), quant, None)
+        self.open(repo).select(quant, None)
 
     def download(self, name: str) -> tuple[list[str], dict[str, str]]:
         """The command that downloads a model, and its environment; with --offline one that does
-        nothing, as in llama-server.
+        nothing: `check` found the model in the cache.
         """
         if self.offline:
-            logger.warning("%s is not fetched: --offline forbids the network", name)
             return [sys.executable, "-c", ""], dict(self.environment)
         token = {"HF_TOKEN": self.token} if self.token else {}
         command = [sys.executable, "-m", "headstart.app.hub", name, *self.drafters]

@@ -77,7 +77,6 @@ class Downloads:
         self.store = store
         self._events, self._reload = events, reload
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._finished = set[str]()  # and not removed; with --offline they may not be there
 
     @property
     def names(self) -> list[str]:
@@ -100,11 +99,9 @@ class Downloads:
         self._tasks[name] = asyncio.create_task(self._run(name))
 
     async def cancel(self, name: str) -> bool:
-        """End a download; returns whether there was one, also one that is over."""
-        task, was_there = self._tasks.get(name), name in self._finished
-        self._finished.discard(name)
-        if task is None:
-            return was_there
+        """End a download; returns whether there was one."""
+        if (task := self._tasks.get(name)) is None:
+            return False
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         return True
@@ -137,7 +134,6 @@ class Downloads:
                 self._events.tell("download_failed", name, {"message": failure})
             else:
                 log.info("downloaded %s", name)
-                self._finished.add(name)
                 self._events.tell("download_finished", name, {})
 
     async def _download(self, name: str) -> str:

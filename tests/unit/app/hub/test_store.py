@@ -75,13 +75,16 @@ def test_what_cannot_be_downloaded_is_refused_with_a_reason(store: Hub, hub: Fak
     assert "answered 500" in str(download(store, NAME)[-1]["error"])
 
 
-def test_offline_a_download_fetches_nothing_and_is_said_to_have_worked_as_at_llama_server(
-    store: Hub, hub: FakeHub, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_offline_only_what_is_in_the_cache_can_be_downloaded(store: Hub, hub: FakeHub) -> None:
     offline = Hub.from_config(ModelConfig(offline=True), store.environment)
+    with pytest.raises(ModelError, match="--offline forbids"):
+        offline.check(NAME)
+    download(store, NAME)
+    offline.check(NAME)
     assert download(offline, NAME) == []
-    assert hub.downloads == []
-    assert "is not fetched: --offline" in caplog.text
+    assert hub.downloads == ["model-F16.gguf"]
+    with pytest.raises(ModelError, match="no model of quant Q2_K"):
+        offline.check("org/model:Q2_K")
 
 
 def test_a_token_is_not_on_the_command_line(store: Hub) -> None:

@@ -152,17 +152,6 @@ async def test_a_download_is_told_of_and_adds_a_model_without_touching_others() 
         assert (again.status_code, "already exists" in again.text) == (400, True)
 
 
-async def test_what_was_downloaded_and_is_not_there_can_be_removed_once() -> None:
-    """As at llama-server with --offline."""
-    async with router(presets=[], store=FakeStore()) as routed:
-        routed.queue = routed.pool.events.listen()
-        await routed.client.post("/models", json={"model": NAME})
-        await events_of(routed, until="download_finished")
-        for status in (200, 404):
-            answer = await routed.client.delete("/models", params={"model": NAME})
-            assert answer.status_code == status
-
-
 async def test_what_fails_is_told_with_the_reason() -> None:
     store = FakeStore([])
     store.lines, store.code = [{"error": "the disk is full"}], 1
