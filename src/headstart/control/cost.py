@@ -54,7 +54,8 @@ KNOTS = (
 MAX_INNOVATION = log(1.4)
 GROWN = 3  # samples after which a cell counts as known: their median
 ROW_PRIOR = 0.2  # cost of an unmeasured row, in single rows: low, so that wider steps are tried
-LONGEST_DECODE = 64  # rows; longer batches read prompts
+# rows; wider batches read prompts, whose attention a processor computes for 64 rows at once
+LONGEST_DECODE = 63
 MARGIN = 0.05  # share by which a choice must be better, against wrong estimates
 REFERENCE_ROWS = 2  # of a warm-up: a single row often has its own kernel
 ATTENTION = 5e-5  # prior: attention of a row to a token, in single rows without context

@@ -120,6 +120,18 @@ def warm_up(rng: random.Random, noise: float) -> list[Sample]:
     return samples
 
 
+def test_chunks_of_prompts_between_them_change_no_costs_of_decodes() -> None:
+    """Attention to a chunk's 64 rows at once takes a fraction of that to 64 answers."""
+    table = CostTable()
+    table.calibrate(warm_up(random.Random(1), 0.0))
+    expected = {rows: table.milliseconds(rows, 2000) for rows in TRUE}
+    for number in range(100):
+        table.observe(64, 40 * number, 700.0 + 0.05 * 40 * number)
+        table.observe(4, 2000, expected[4])
+        for rows, milliseconds in expected.items():
+            assert table.milliseconds(rows, 2000) == pytest.approx(milliseconds, rel=0.15)
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_a_warm_up_tells_weights_from_attention(noise: float) -> None:
     table = CostTable()
