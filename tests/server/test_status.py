@@ -20,6 +20,7 @@ from headstart.config import (
     SchedulerConfig,
     ServerConfig,
     SpeculationConfig,
+    ToolsConfig,
 )
 from headstart.server.metrics import METRICS, render
 from headstart.server.results import sum_stats
@@ -129,7 +130,16 @@ def test_models_do_not_ask_the_worker():
             assert client.get(path).status_code == 200
         data = client.get("/v1/models").json()
         assert data["models"][0]["name"] == data["data"][0]["id"] == "tiny"
-        assert client.get("/api/tags").json()["models"][0].items() <= data["models"][0].items()
+        listed = data["models"][0]
+        assert client.get("/api/tags").json()["models"][0].items() <= listed.items()
+        assert (listed["tags"], listed["description"], listed["parameters"]) == ([], "", "")
+
+
+@pytest.mark.parametrize("name", ["", "ui_mcp_proxy", "agent"])
+def test_pages_are_told_whether_they_have_a_proxy(name: str) -> None:
+    tools = ToolsConfig(**({name: True} if name else {}))
+    with serving(model=replace(served_model(), config=Config(tools=tools))) as client:
+        assert client.get("/props").json()["cors_proxy_enabled"] is bool(name)
 
 
 def test_switched_off_routes_are_501():

@@ -199,6 +199,11 @@ class ToolsConfig:
     )
     agent: bool = option(False, "same as --tools all --ui-mcp-proxy")
 
+    @property
+    def forwards_pages(self) -> bool:
+        """Whether there is a /cors-proxy."""
+        return self.ui_mcp_proxy or self.agent
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingConfig:

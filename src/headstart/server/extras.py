@@ -74,7 +74,7 @@ class Extras:
             or tools.agent
             or tools.mcp_servers_config
             or tools.mcp_servers_json,
-            "cors-proxy": tools.ui_mcp_proxy or tools.agent,
+            "cors-proxy": tools.forwards_pages,
             "vertex": environment.get("AIP_MODE") == "PREDICTION",
         }
         names = [name for name, is_on in wanted.items() if is_on]

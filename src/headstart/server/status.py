@@ -49,6 +49,7 @@ async def models(http: HttpRequest) -> dict[str, Any]:
     service = service_of(http)
     can = ["completion", *["multimodal"] * bool(service.info.modalities)]
     ollama = ollama_model(service) | {"type": "model", "capabilities": can}
+    ollama |= {"tags": list(service.served.tags), "description": "", "parameters": ""}
     return {"object": "list", "data": [model_entry(service)], "models": [ollama]}
 
 
@@ -100,6 +101,7 @@ async def props(http: HttpRequest) -> dict[str, Any]:
         "eos_token": served.template.eos_token,
         "build_info": info.system,
         "is_sleeping": service.worker.status == "sleeping",
+        "cors_proxy_enabled": served.config.tools.forwards_pages,
         "target_model": _facts(info.target),
         "draft_model": _facts(info.draft) if info.draft else None,
         "settings": list(served.settings),

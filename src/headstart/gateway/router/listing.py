@@ -120,6 +120,7 @@ class OwnRoutes:
             "model_path": "none",
             "default_generation_settings": {"params": {}, "n_ctx": 0},
             "build_info": f"b-headstart-{headstart.__version__}",
+            "cors_proxy_enabled": self.config.tools.forwards_pages,
             "settings": list(self._settings),
         }
 

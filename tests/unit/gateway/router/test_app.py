@@ -119,6 +119,7 @@ async def test_a_get_goes_to_the_model_that_its_query_names() -> None:
     assert said["path"] == "/props"
     assert (own["role"], own["max_instances"], own["models_autoload"]) == ("router", 4, True)
     assert own["build_info"].startswith("b")
+    assert own["cors_proxy_enabled"] is False
 
 
 @pytest.mark.parametrize(
