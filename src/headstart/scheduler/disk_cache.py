@@ -188,9 +188,13 @@ class DiskCache:
         self._is_over.set()
         done = threading.Event()
         self._writer.submit(done.set)
-        done.wait(seconds)
-        self._reader.shutdown(wait=False, cancel_futures=True)
-        self._writer.shutdown(cancel_futures=True)
+        if not done.wait(seconds):
+            with self._lock:
+                lost = list(self._waiting.values())
+            counts = len(lost), sum(lost) >> 20
+            log.warning("%d prompts (%d MiB) are lost: %s takes too long", *counts, self._own)
+        for threads in (self._reader, self._writer):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def _write(self, key: str, prompt: StoredPrompt) -> None:
         try:

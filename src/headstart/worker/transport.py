@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 # the engine must finish its step and save its state; a chunk of a prompt may take long
 STOP_SECONDS = 30.0
 QUIET_SECONDS = 5.0  # after which the log says what is waited for
+WRITE_SECONDS = 5.0  # after its loop, for what threads still write
 READ_SECONDS = 0.002  # of a step, for reading commands
 LOOK_SECONDS = 0.01  # between checks whether a process that closed its pipe has ended
 
@@ -128,8 +129,8 @@ class ProcessTransport:
         if self._process.is_alive() and self._is_ready:
             left = STOP_SECONDS - QUIET_SECONDS
             log.warning(
-                "the engine is in a long step; it has %g s more to end it and to keep what it "
-                "learned",
+                "the engine is in a long step, or a disk does not answer; it has %g s more to end "
+                "and to keep what it learned",
                 left,
             )
             self._process.join(left)
@@ -228,6 +229,16 @@ def _process_main(
         )
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # no listener is left
         send(error)
+    limit = threading.Timer(WRITE_SECONDS, _give_up)
+    limit.daemon = True
+    limit.start()
+
+
+def _give_up() -> None:
+    """End this process though threads are at work: a disk may not answer."""
+    names = [one.name for one in threading.enumerate() if not one.daemon]
+    log.warning("the engine ends before these threads do: %s", ", ".join(names[1:]))
+    os._exit(0)
 
 
 def _once_per_percent(send: Callable[[Message], None]) -> Callable[[float], None]:

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -210,6 +210,24 @@ def test_nobody_waits_long_for_the_list_and_what_it_has_is_found_later(
     run(listing)
     settled(listing.cache.offloading.disk)
     assert ask(listing, conversation(1, 1)) == [20]
+
+
+def test_a_stop_waits_so_long_for_a_disk_and_says_what_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers, disk = Event(), cache(tmp_path)
+    monkeypatch.setattr(disk_cache, "write_prompt", lambda *_: answers.wait(60))
+    for number in (1, 2):
+        assert disk.put(stored(number))
+    ending = Thread(target=disk.finish, args=(0.0,))
+    with caplog.at_level(logging.WARNING):
+        ending.start()
+        ending.join(20)
+    is_over = not ending.is_alive()
+    answers.set()
+    ending.join()
+    assert is_over
+    assert "2 prompts (0 MiB) are lost" in caplog.text
 
 
 def test_what_is_erased_while_the_folder_is_listed_is_not_found_later(

@@ -17,6 +17,7 @@ import threading
 import time
 from array import array
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -55,6 +56,12 @@ def refuse() -> NoReturn:
 
 def tell_interval() -> NoReturn:
     raise ConfigError(f"{sys.getswitchinterval()}")
+
+
+def hang() -> NoReturn:
+    transport.WRITE_SECONDS = 0.1
+    ThreadPoolExecutor(1).submit(threading.Event().wait)
+    raise ConfigError("no")
 
 
 def num_open() -> int:
@@ -125,6 +132,20 @@ def test_an_engine_that_fails_after_its_server_ended_says_nothing_more() -> None
         end.close()
     process.join(20)
     assert process.exitcode == 0
+
+
+def test_an_engine_ends_though_a_thread_waits_for_a_disk_that_does_not_answer() -> None:
+    context = multiprocessing.get_context("spawn")
+    commands, _orders = context.Pipe(duplex=False)
+    _listener, messages = context.Pipe(duplex=False)
+    arguments = (hang, commands, messages, logging.basicConfig)
+    process = context.Process(target=_process_main, args=arguments)
+    process.start()
+    process.join(30)
+    exitcode = process.exitcode
+    process.kill()
+    process.join()
+    assert exitcode == 0
 
 
 def test_commands_that_take_long_to_read_are_read_bit_by_bit(
