@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import TextIO
 
+from headstart.structures.system import use_any_core
+
 log = logging.getLogger(__name__)
 
 SECONDS = 2.0  # before the first line, and between lines
@@ -64,6 +66,7 @@ class Progress:
 
 def _repeat(progress: weakref.ref[Progress]) -> None:
     """Show progress periodically, until the object is collected."""
+    use_any_core()
     while (own := progress()) is not None:
         own.show()
         del own
