@@ -53,7 +53,7 @@ class ConstraintQueue:
         self._times: deque[tuple[str, float, float]] = deque()
         self.waiting: dict[str, list[Sequence]] = {}  # by tenant; the next one first
         self._compiling: dict[str, Future[Compiled]] = {}  # by tenant
-        self._renewed: WeakSet[GrammarState] = WeakSet()  # with private lexers, or queued for one
+        self._renewed: WeakSet[GrammarState] = WeakSet()  # with private lexers, or soon
 
     def __len__(self) -> int:
         return sum(map(len, self.waiting.values()))
@@ -84,8 +84,8 @@ class ConstraintQueue:
         self._compile_next()
 
     def renew(self, sequence: Sequence, error: HeadstartError) -> bool:
-        """Requeue a failed answer to continue in a private lexer; returns False if it may not. New
-        answers get a new lexer in any case.
+        """Whether a failed answer may be added again, to continue in a private lexer; an answer
+        that begins shares the lexer of new ones.
         """
         legality, constraint = sequence.text.legality, sequence.request.constraint
         if legality is None or constraint is None or not isinstance(error, LexerLimitError):
@@ -94,11 +94,7 @@ class ConstraintQueue:
         if self._compiler.cached(constraint) is sequence.compiled:
             self._compiler.forget(constraint)
         self._renewed.discard(legality)
-        if not legality.can_renew or (legality.has_read and len(self._renewed) >= MAX_RENEWED):
-            return False
-        if legality.has_read:  # otherwise it shares the lexer of new answers
-            self._renewed.add(legality)
-        return True
+        return legality.can_renew
 
     def remove(self, request_id: str) -> list[Sequence]:
         """Remove and return the requests with this id."""
@@ -134,12 +130,16 @@ class ConstraintQueue:
         for tenant, queue in list(self.waiting.items()):
             if len(self._compiling) >= self._compiler.num_threads:
                 return
-            new = next((one for one in queue if self._compiled(one) is None), None)
+            new = next((one for one in queue if self._may_begin(one)), None)
             if new is None or tenant in self._compiling:
                 continue
             if new.admitted is not None or not self._wait(tenant):
-                assert new.request.constraint is not None
-                self._compiling[tenant] = self._compiler.compile(new.request.constraint)
+                constraint, legality = new.request.constraint, new.text.legality
+                assert constraint is not None
+                new.compiled = self._compiling[tenant] = self._compiler.compile(constraint)
+                if legality is not None and constraint.read:
+                    self._renewed.add(legality)
+                    self._compiler.forget(constraint)  # of use to no other answer
                 self._compiling[tenant].add_done_callback(
                     partial(self._note, tenant, self._clock())
                 )
@@ -175,6 +175,13 @@ class ConstraintQueue:
             sequence.compiled = self._compiler.cached(sequence.request.constraint)
         return sequence.compiled
 
+    def _may_begin(self, sequence: Sequence) -> bool:
+        """Whether its constraint is to be compiled now; for few answers alone at once."""
+        assert sequence.request.constraint is not None
+        if sequence.request.constraint.read and len(self._renewed) >= MAX_RENEWED:
+            return False
+        return self._compiled(sequence) is None
+
     def _is_settled(self, sequence: Sequence) -> bool:
         compiling = self._compiled(sequence)
         if compiling is not None:
@@ -202,8 +209,7 @@ class ConstraintQueue:
                 "compiled before it; try again later"
             )
         error, legality = compiling.exception(), sequence.text.legality
-        # no other answer can use it, or it may be compiled another time
-        if constraint.read or not (error is None or isinstance(error, RequestError)):
+        if not (error is None or isinstance(error, RequestError)):  # another time it may be
             self._compiler.forget(constraint)
         if error is None:
             if legality is not None:

@@ -48,16 +48,17 @@ class HandCompiler(GrammarCompiler):
     def __init__(self) -> None:
         super().__init__(ByteVocab())
         self.begun: list[str] = []
+        self.unfinished: dict[str, Future[Compiled]] = {}
 
     def compile(self, constraint: Constraint) -> Future[Compiled]:
         self.begun.append(constraint.text)
         future: Future[Compiled] = Future()
-        self._cached[constraint] = future
+        self._cached[constraint] = self.unfinished[constraint.text] = future
         return future
 
     def finish(self, text: str) -> None:
-        (future,) = (one for key, one in self._cached.items() if key.text == text)
-        future.set_result(Compiled(Constraint(kind=ConstraintKind.REGEX, text="a"), TOKENS))
+        done = Compiled(Constraint(kind=ConstraintKind.REGEX, text="a"), TOKENS)
+        self.unfinished.pop(text).set_result(done)
 
 
 def queued(clock: Clock, texts: dict[str, Sequence[str]]) -> tuple[ConstraintQueue, HandCompiler]:
@@ -195,21 +196,60 @@ def test_an_answer_that_has_begun_is_compiled_before_those_that_have_not() -> No
     assert compiler.begun == ["a1", "x+"]
 
 
-def test_few_answers_have_a_lexer_of_their_own() -> None:
-    clock, error = Clock(), LexerLimitError("too many states")
-    queue, _ = queued(clock, {})
-    answers = [active(clock, "a", f"{number}x+", b"%dxx" % number) for number in range(9)]
-    assert [queue.renew(one, error) for one in answers] == [
-        number < MAX_RENEWED for number in range(9)
-    ]
-    assert queue.renew(answers[0], error)  # again
-    assert queue.renew(active(clock, "a", "x+", b"x"), error) is False
-    unread = active(clock, "a", "x+", b"x")
-    assert unread.request.constraint is not None
-    unread.text.legality = Compiled(unread.request.constraint, TOKENS).begin()
-    assert queue.renew(unread, error)  # shares the next one
-    answers.pop(0)
-    assert queue.renew(answers[-1], error)
+def test_few_answers_have_a_lexer_of_their_own_and_others_wait_for_one() -> None:
+    clock = Clock()
+    queue, compiler = queued(clock, {})
+    answers = {
+        text: active(clock, text, text, text[:1].encode())
+        for text in (f"{number}x*" for number in range(9))
+    }
+    first, *_ = texts = [*answers]
+
+    def go_on() -> list[str]:
+        """Compile all that may be, also for an answer again; returns for whom."""
+        before = len(compiler.begun)
+        queue.take_ready()
+        while compiler.unfinished:
+            compiler.finish(next(iter(compiler.unfinished)))
+            queue.take_ready()
+        return compiler.begun[before:]
+
+    for answer in answers.values():
+        assert queue.renew(answer, LexerLimitError("too many states"))
+        queue.add(answer)
+    assert [*compiler.begun, *go_on()] == texts[:MAX_RENEWED]
+    add(queue, clock, texts[-1], "new")
+    go_on()
+    assert compiler.begun[-1] == "new"  # shares its lexer
+    clock.now += 9 * QUEUE_SECONDS
+    assert go_on() == []
+    assert len(queue) == 9 - MAX_RENEWED
+    del answers[first]
+    assert go_on() == texts[MAX_RENEWED : MAX_RENEWED + 1]
+
+
+def test_an_answer_that_begins_shares_the_lexer_of_those_that_do() -> None:
+    clock = Clock()
+    queue, compiler = queued(clock, {})
+    for number in range(9):
+        unread = active(clock, str(number), "x+")
+        assert unread.request.constraint is not None
+        unread.text.legality = Compiled(unread.request.constraint, TOKENS).begin()
+        assert queue.renew(unread, LexerLimitError("too many states"))
+        queue.add(unread)
+    assert compiler.begun == ["x+"]
+    compiler.finish("x+")
+    assert len(ready(queue)) == 1  # all have this name
+    assert not queue
+
+
+def test_the_lexer_of_an_answer_that_is_cancelled_is_not_kept() -> None:
+    queue, compiler = queued(clock := Clock(), {})
+    queue.add(active(clock, "a", "x+", b"xx"))
+    assert compiler.begun == ["x+"]
+    queue.remove("x+")
+    compiler.finish("x+")
+    assert not compiler._cached
 
 
 def test_only_what_ends_a_lexer_gives_an_answer_another() -> None:
