@@ -209,7 +209,9 @@ def answer(
         logits = engine.logits_after(tokens)
         token = sampler.sample(logits, len(tokens))
         if legality is not None:
-            if not (legal := legality.legal_mask())[token]:
+            legal = legality.legal_mask()
+            while not (legal[token] and legality.allows(token)):
+                legal[token] = False
                 token = sampler.sample(logits, len(tokens), legal)
             legality.read(token)
         sampler.read([token])

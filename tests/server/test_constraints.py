@@ -18,6 +18,7 @@ from headstart.types.errors import ConfigError
 
 SCHEMA = {"type": "object", "properties": {"z": {"type": "integer"}, "a": {"type": "string"}}}
 TEXT = json.dumps(SCHEMA, separators=(",", ":"))
+TRIGGER, LONG_TRIGGER = ({"type": 1, "value": "a" * length} for length in (1, 1025))
 ROUTES = (
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
     ("/v1/completions", {"prompt": "a"}),
@@ -115,6 +116,14 @@ def test_a_lazy_grammar_begins_at_its_triggers(client, worker):
         (
             {"grammar": "x", "grammar_lazy": True, "grammar_triggers": [{"type": 0, "token": -1}]},
             "grammar_triggers holds",
+        ),
+        (
+            {"grammar": "x", "grammar_lazy": True, "grammar_triggers": [TRIGGER] * 65},
+            "grammar_triggers holds 65 entries but at most 64",
+        ),
+        (
+            {"grammar": "x", "grammar_lazy": True, "grammar_triggers": [LONG_TRIGGER]},
+            "grammar_triggers holds 1025 bytes but at most 1024",
         ),
     ],
 )

@@ -16,6 +16,7 @@ from headstart.types.request import TokenLogprob
 Number = TypeVar("Number", np.float32, np.float64)
 Note = Callable[[int, int, NDArray[np.bool_] | None], None]
 """(row, token, mask of the tokens to choose from if not all)"""
+MOST_WRONG = 32  # tokens that are tried; beyond that the text cannot be followed further
 
 
 def emit(
@@ -85,11 +86,14 @@ def _choose(
         return sampler.sample(logits, position), None
     if forced := legality.forced():
         return forced[0], legality.legal_mask()
-    token = sampler.sample(logits, position)
-    if legality.allows(token):
-        return token, None
-    legal = legality.legal_mask()
-    return sampler.sample(logits, position, legal), legal
+    token, legal = sampler.sample(logits, position), None
+    for _ in range(MOST_WRONG):
+        if legality.allows(token):
+            break
+        legal = legality.legal_mask() if legal is None else legal
+        legal[token] = False
+        token = sampler.sample(logits, position, legal)
+    return token, legal
 
 
 def token_logprobs(logits: NDArray[np.float32], token: int, num_top: int) -> TokenLogprob:

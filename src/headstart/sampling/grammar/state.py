@@ -112,7 +112,8 @@ class GrammarState:
         return self._ask(lambda matcher: matcher.validate_tokens([token])) == 1
 
     def legal_mask(self) -> NDArray[np.bool_]:
-        """Mask of the legal next tokens.
+        """Mask of the legal next tokens; before a trigger also of those that complete it and go on
+        illegally, which `allows` finds.
 
         Raises:
             RequestError: the mask is empty, or the grammar is too complex here.
@@ -209,7 +210,7 @@ class GrammarState:
 
     def _check(self, matcher: LLMatcher) -> None:
         if matcher.is_error():
-            raise LexerLimitError(
+            raise (LexerLimitError if _is_used_up(matcher) else RequestError)(
                 f"the {self._constraint.kind.title} cannot be followed further: {explain(matcher)}"
             )
 
@@ -220,10 +221,12 @@ class GrammarState:
 
     def _may_begin(self, found: bytes) -> bool:
         """Whether the constrained text may begin with these bytes."""
-        pieces, matcher = self._tokens.encode(found), self._make()
-        num_legal = matcher.validate_tokens(pieces)
-        self._check(matcher)
-        return num_legal == len(pieces)
+        matcher = self._make()
+        # `validate_tokens` would call them illegal where the lexer is used up
+        is_legal = matcher.consume_tokens(self._tokens.encode(found))
+        if _is_used_up(matcher):
+            self._check(matcher)
+        return is_legal
 
     def _allows_free(self, token: int) -> bool:
         assert self._triggers is not None
@@ -233,9 +236,7 @@ class GrammarState:
         return found is None or self._may_begin(found)
 
     def _legal_free(self) -> NDArray[np.bool_]:
-        assert self._triggers is not None
         mask = np.ones(self.vocab_size, np.bool_)
-        mask[self._triggers.illegal_ids(self._free, self._may_begin)] = False
         if self._awaits_end:
             mask[list(self._tokens.eog_ids)] = False
         return mask
@@ -348,6 +349,11 @@ def _mask(bits: bytes, size: int) -> NDArray[np.bool_]:
     return np.unpackbits(np.frombuffer(bits, np.uint8), count=size, bitorder="little").view(
         np.bool_
     )
+
+
+def _is_used_up(matcher: LLMatcher) -> bool:
+    """Whether its lexer has as many states as it may; all other limits are of one token alone."""
+    return "too many states" in matcher.get_error()
 
 
 def explain(matcher: LLMatcher) -> str:

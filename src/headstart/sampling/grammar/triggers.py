@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
-from numpy.typing import NDArray
 
 from headstart.structures.prefix import num_begun
 from headstart.text.vocabulary.table import Encoder, VocabTable, read_table
@@ -33,9 +31,6 @@ class GrammarTokens:
             for token, piece in enumerate(table.pieces)
         ]
         wrapped = TokenizerWrapper(_Tokenizer(pieces, encode, table))
-        spellings = [table.spelling(token) for token in range(table.size)]
-        self._spelled = np.frombuffer(b"".join(spellings), np.uint8)
-        self._owner = np.repeat(np.arange(table.size, dtype=np.int32), list(map(len, spellings)))
         # without an end token, use an id outside the vocabulary
         self.native = LLTokenizer(wrapped, eos_token=sorted(self.eog_ids) or None)
 
@@ -48,11 +43,6 @@ class GrammarTokens:
     def encode(self, text: bytes) -> list[int]:
         """Tokens that stand for exactly these bytes."""
         return list(self._encode(text))
-
-    def with_bytes(self, wanted: Iterable[int]) -> list[int]:
-        """Tokens whose spelling has one of these bytes."""
-        found = np.isin(self._spelled, np.fromiter(wanted, np.uint8))
-        return [int(token) for token in np.unique(self._owner[found])]
 
     def spelling(self, token: int) -> bytes:
         """A token's text, control tokens spelled out."""
@@ -98,7 +88,6 @@ class Triggers:
         self._includes_trigger = includes_trigger
         self._tokens = tokens
         self._outside = (*triggers, *([thoughts.start] if thoughts and thoughts.start else ()))
-        self._illegal: dict[FreeText, NDArray[np.int32]] = {}
 
     def begin(self) -> FreeText:
         """The state at the start of an answer."""
@@ -128,25 +117,6 @@ class Triggers:
                 return None, FreeText(_begun(left, self._outside))
             end, length = found
             return left[end + length if self._includes_trigger else end :], FreeText()
-
-    def illegal_ids(self, text: FreeText, may_begin: Callable[[bytes], bool]) -> NDArray[np.int32]:
-        """Tokens that complete a trigger and continue illegally.
-
-        The first call for each text scans part of the vocabulary; there are few distinct texts.
-        """
-        known = self._illegal.get(text)
-        if known is None:
-            lasts = {trigger[-1] for trigger in self._triggers}
-            known = np.array(
-                [
-                    token
-                    for token in self._tokens.with_bytes(lasts)
-                    if (found := self.follow(text, token)[0]) and not may_begin(found)
-                ],
-                np.int32,
-            )
-            self._illegal[text] = known
-        return known
 
     def _ends(self, text: bytes) -> list[tuple[int, int]]:
         """(end, -length) of each trigger in the text: the minimum wins."""

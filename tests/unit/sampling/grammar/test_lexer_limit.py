@@ -25,11 +25,13 @@ def write(state: GrammarState, text: bytes) -> None:
         state.read(token)
 
 
-def exhausted(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Compiled:
+def exhausted(
+    monkeypatch: pytest.MonkeyPatch, regex: str = "(a|b)*a(a|b){20}", **options: Any
+) -> Compiled:
     """A constraint of which one answer has used up the lexer."""
     limits = LLParserLimits(max_lexer_states=100, verbose_errors=False)
     monkeypatch.setattr(compiled, "LIMITS", limits)
-    made = Compiled(constraint("regex", "(a|b)*a(a|b){20}", **options), TOKENS)
+    made = Compiled(constraint("regex", regex, **options), TOKENS)
     first, text = made.begin(), bytes(random.Random(1).choices(b"ab", k=999))
     with pytest.raises(RequestError, match="too many states"):
         write(first, b"!" * ("triggers" in options) + text)
@@ -74,6 +76,27 @@ def test_a_used_up_lexer_does_not_make_a_call_illegal(monkeypatch: pytest.Monkey
     assert state.can_renew
     renew(state)
     read(state, b"!ab" if not state.is_active else b"ab")
+
+
+def test_a_used_up_lexer_makes_no_trigger_illegal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a trigger that is part of the text, the lexer is asked before its last token is chosen."""
+    trigger = b"?" + bytes(random.Random(5).choices(b"ab", k=30))
+    triggers = {"triggers": (b"!", trigger), "includes_trigger": True}
+    made = exhausted(monkeypatch, "[!?](a|b)*a(a|b){20}", **triggers)
+    state = read(made.begin(), trigger[:-1])
+    with pytest.raises(LexerLimitError):
+        state.allows(trigger[-1])
+    renew(state)
+    read(state, trigger[-1:])
+    assert state.is_active
+
+
+def test_a_text_that_is_too_complex_has_used_up_no_lexer(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = LLParserLimits(max_items_in_row=20, verbose_errors=False)
+    monkeypatch.setattr(compiled, "LIMITS", limits)
+    with pytest.raises(RequestError, match=r"row has .* items") as refused:
+        write(begin("lark", 'start: e\ne: e e | "a" | e "a" e'), b"a" * 50)
+    assert not isinstance(refused.value, LexerLimitError)
 
 
 def test_an_answer_that_may_open_with_thoughts_is_renewed_before_it_begins(
