@@ -6,8 +6,11 @@ shared with another. Evicted prompts may be kept in main memory (`offloading`).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+
+import numpy as np
 
 from headstart.scheduler.context_shift import Chunk, find_chunks, move_chunks
 from headstart.scheduler.offloading import LEAST_TOKENS, Offloading
@@ -15,7 +18,7 @@ from headstart.scheduler.sequence import ALL_EXACT, Cells, Sequence, num_shared
 from headstart.scheduler.step import StepPlan
 from headstart.structures.prefix import common_prefix_length
 from headstart.structures.prefix_index import packed
-from headstart.types import CacheKind, Engine
+from headstart.types import CacheKind, Engine, Vocab
 from headstart.types.media import chunk_begin
 
 NO_ROOM = "no memory for the state before a draft"
@@ -39,8 +42,12 @@ class Placement:
 class PromptCache:
     """All cells of a scheduler."""
 
-    def __init__(self, cells: list[Cells], engine: Engine, offloading: Offloading) -> None:
+    def __init__(
+        self, cells: list[Cells], engine: Engine, offloading: Offloading, vocab: Vocab
+    ) -> None:
         self.cells, self.offloading, self._engine = cells, offloading, engine
+        ids = range(0 if engine.cache_kind is CacheKind.CUT else vocab.size)
+        self._controls = [*filter(vocab.is_control, ids)]
 
     def waits(self, sequence: Sequence) -> bool:
         """Whether the requested slot is in use; the requests behind it go first."""
@@ -185,6 +192,12 @@ class PromptCache:
             else:
                 plan.drop(index, NO_ROOM)
 
+    def choose_pauses(self, sequence: Sequence, min_step: int) -> list[int]:
+        """Lengths at which reading it makes a checkpoint; none where the cache can be cut."""
+        if self._engine.cache_kind is CacheKind.CUT:
+            return []
+        return choose_pauses(sequence.packed, sequence.num_decoded, self._controls, min_step)
+
     def find_leader(self, running: Collection[Sequence], sequence: Sequence) -> Sequence | None:
         """The running request whose prefill covers most of this one's; None if few tokens agree.
 
@@ -277,7 +290,7 @@ _BEFORE_END = 4  # tokens, if no marker is found: appended text may merge with t
 
 
 def choose_pauses(
-    tokens: list[int], num_cached: int, is_control: Callable[[int], bool], min_step: int
+    tokens: array[int], num_cached: int, controls: Collection[int], min_step: int
 ) -> list[int]:
     """Lengths of the prompt, after `num_cached`, that are worth a checkpoint, in order.
 
@@ -287,25 +300,22 @@ def choose_pauses(
 
     The end of the first message, for conversations that begin alike; the last marker, before which
     the next turn has the same text; and others at least `min_step` tokens apart, at markers if
-    there are any.
+    there are any. The engine waits: nothing is done for each token.
     """
-    controls = {token for token in set(tokens) if token >= 0 and is_control(token)}
-    markers = [p for p, token in enumerate(tokens) if token in controls and p >= _LEAST]
+    markers = np.flatnonzero(np.isin(np.frombuffer(tokens, np.intc)[_LEAST:], controls)) + _LEAST
     end = len(tokens) - _BEFORE_END
-    always = {*markers[:1], end}
+    always = {*markers[:1].tolist(), end}
     # markers of the answer's header are among the last tokens
-    if markers and markers[-1] >= len(tokens) - 64:
+    if len(markers) and (newest := int(markers[-1])) >= len(tokens) - 64:
         # Long text may follow the last marker: the name of the turn, an empty thought.
-        is_long = end - markers[-1] >= _BEFORE_END
-        end = end if is_long else markers[-1]
-        always = {*markers[:1], markers[-1], end}
-    pauses, last = [], 0
-    for position in [*(p for p in markers if p < end), end]:
-        while position - last >= 2 * min_step:
-            last += min_step
-            pauses.append(last)
-        if position - last >= min_step or position in always:
-            pauses.append(position)
-            last = position
+        end = end if end - newest >= _BEFORE_END else newest
+        always = {*markers[:1].tolist(), newest, end}
+    pauses, last = list[int](), 0
+    while last < end:
+        at = int(markers.searchsorted(last + min_step))
+        far = [int(markers[at])] if at < len(markers) else []
+        position = min(one for one in (*far, *always) if one > last)
+        pauses += [*range(last + min_step, position - min_step + 1, min_step), position]
+        last = position
     pauses = list(dict.fromkeys(chunk_begin(tokens, pause) for pause in pauses))
     return [pause for pause in pauses if pause > max(num_cached, _LEAST - 1)]

@@ -22,7 +22,7 @@ from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.observed_engine import observed
 from headstart.scheduler.offloading import Offloading
-from headstart.scheduler.prompt_cache import PromptCache, choose_pauses
+from headstart.scheduler.prompt_cache import PromptCache
 from headstart.scheduler.prompt_order import PromptOrder
 from headstart.scheduler.prompt_store import PromptStore
 from headstart.scheduler.readers import Counts, Events
@@ -91,7 +91,7 @@ class Scheduler:
         self.embeddings: EmbeddingQueue | None = None  # if the worker embeds; set by its loop
         store = PromptStore(config.cache_ram * 2**20)
         offloading = Offloading(self.cells, store, engine, drafting, self.counters, clock)
-        self.cache = PromptCache(self.cells, engine, offloading)
+        self.cache = PromptCache(self.cells, engine, offloading, vocab)
         self.media: MediaStore | None = None  # if the model reads images
         self.slot_actions = SlotActions(self.cache, engine, clock)
         self._committer = Committer(
@@ -390,10 +390,7 @@ class Scheduler:
         """Start prefill of the tokens missing from the cache."""
         if sequence.admitted is None:
             sequence.admitted = self.clock()
-        if self.engine.cache_kind is not CacheKind.CUT:
-            is_control, step = self.vocab.is_control, self.config.checkpoint_min_step
-            tokens, known = sequence.text.tokens, sequence.num_decoded
-            sequence.pauses = choose_pauses(tokens, known, is_control, step)
+        sequence.pauses = self.cache.choose_pauses(sequence, self.config.checkpoint_min_step)
         sequence.leader = self.cache.find_leader(self.running, sequence)
         self.running.append(sequence)
         if sequence.wants_progress:

@@ -26,6 +26,8 @@ from headstart.types.report import DiskReport, SlotReport, WorkerReport
 from headstart.types.request import (
     EmbeddingRequest,
     Event,
+    ProgressEvent,
+    PromptEvent,
     ReplyEvent,
     SlotAction,
     ThoughtsEnd,
@@ -94,6 +96,8 @@ class _PromptWriter:
 class _EventSender:
     """Sends events, and a report if one is due or a request ended."""
 
+    parts = TokenEvent, ProgressEvent, PromptEvent  # of what goes on
+
     def __init__(
         self, scheduler: Scheduler, send: Callable[[Message], None], clock: Callable[[], float]
     ) -> None:
@@ -108,7 +112,7 @@ class _EventSender:
     def tell(self, events: Sequence[Event]) -> None:
         now = self._clock()
         is_due = now - self._last_report > REPORT_SECONDS or any(
-            not isinstance(event, TokenEvent) for event in events
+            not isinstance(event, self.parts) for event in events
         )
         if is_due:
             self._last_report = now

@@ -11,7 +11,7 @@ from tests.harness import Model, make_requests, make_scheduler
 
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.warm_up import WarmUp, never
-from headstart.types.request import FinishEvent, Request
+from headstart.types.request import FinishEvent, ProgressEvent, Request
 from headstart.worker.loop import SAVE_SECONDS, run_loop
 from headstart.worker.pipes import Command, Message, Stop
 from headstart.worker.transport import QUIET_SECONDS, STOP_SECONDS, ProcessTransport
@@ -56,6 +56,24 @@ class ScriptedCommands:
 def request(number: int, max_tokens: int) -> Request:
     (made,) = make_requests(1, max_tokens=max_tokens)
     return replace(made, request_id=f"r{number}", sampling=replace(made.sampling, ignore_eos=True))
+
+
+def test_a_report_is_sent_at_the_end_of_an_answer_and_not_with_each_piece_of_its_prompt() -> None:
+    (made,) = make_requests(1, max_tokens=5)
+    commands: list[Command] = [replace(made, prompt=(1,) * 3000, wants_progress=True)]
+    messages = list[Message]()
+
+    def receive(seconds: float | None) -> Sequence[Command]:
+        if any(isinstance(event, FinishEvent) for one in messages for event in one.events):
+            return [Stop()]
+        return [commands.pop()] if commands else []
+
+    run_loop(make_scheduler(Model(context_size=4096)), receive, messages.append, lambda: 0.0)
+    events = [event for message in messages for event in message.events]
+    assert sum(isinstance(event, ProgressEvent) for event in events) > 5
+    at_the_start, at_the_end = (message for message in messages if message.report)
+    assert not at_the_start.events
+    assert isinstance(at_the_end.events[-1], FinishEvent)
 
 
 def test_what_was_learned_is_written_when_the_first_request_is_over() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tests.harness import (
     ENDLESS,
@@ -24,12 +25,13 @@ from tests.harness import (
     submit_all,
 )
 from tests.pictures import with_pictures
-from tests.planted import fail_at
+from tests.planted import fail_at, noted
 
 from headstart.sampling import SamplingParams
 from headstart.scheduler.prompt_cache import choose_pauses
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.step import StepRecord
+from headstart.structures.prefix_index import packed
 from headstart.types import CacheKind, ContextFullError
 from headstart.types.request import ProgressEvent, Request, TokenEvent
 from headstart.worker.loop import make_report
@@ -236,7 +238,7 @@ UNCUTTABLE = [m for m in CacheKind if m is not CacheKind.CUT]
 
 
 def pauses_of(tokens: Sequence[int], num_cached: int = 0, min_step: int = 1000) -> list[int]:
-    return choose_pauses(tokens, num_cached, lambda token: token == MARKER, min_step)
+    return choose_pauses(packed(tokens), num_cached, [MARKER], min_step)
 
 
 def message(size: int) -> list[int]:
@@ -274,6 +276,36 @@ def test_checkpoints_stand_behind_the_first_message_at_the_last_marker_and_in_lo
     assert pauses_of(prompt, **more) == expected
 
 
+@pytest.mark.parametrize("seed", range(300))
+def test_checkpoints_are_as_they_are_when_each_token_is_looked_at(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    size, min_step = random.integers(1, 400), int(random.integers(1, 120))
+    is_marker = random.random(size) < random.choice([0.0, 0.01, 0.1, 1.0])
+    markers = [int(at) for at in is_marker.nonzero()[0] if at >= 16]
+    end = int(size) - 4
+    always = {*markers[:1], end}
+    if markers and markers[-1] >= size - 64:
+        end = end if end - markers[-1] >= 4 else markers[-1]
+        always = {*markers[:1], markers[-1], end}
+    expected, last = list[int](), 0
+    for position in [*(one for one in markers if one < end), end]:
+        while position - last >= 2 * min_step:
+            last += min_step
+            expected.append(last)
+        if position - last >= min_step or position in always:
+            expected.append(last := position)
+    tokens = np.where(is_marker, MARKER, 1).tolist()
+    assert pauses_of(tokens, min_step=min_step) == [one for one in expected if one > 15]
+
+
+def test_an_admission_asks_the_vocabulary_of_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts may have a hundred thousand different ones, and the engine waits."""
+    scheduler = make_scheduler(Model(2, cache_kind=CacheKind.WINDOW))
+    asked = noted(monkeypatch, scheduler.vocab, "is_control")
+    run_checked(scheduler, [endless([1, 2, 3] * 20, 8)])
+    assert not asked
+
+
 @pytest.mark.parametrize("cache_kind", UNCUTTABLE)
 def test_a_shortened_history_is_read_from_the_last_checkpoint(cache_kind: CacheKind) -> None:
     """A turn's thoughts are left out of the next prompt, as chat templates do."""
@@ -299,6 +331,6 @@ def test_a_checkpoint_serves_conversations_that_begin_alike(cache_kind: CacheKin
 
 def test_no_pause_is_inside_an_image_and_none_comes_twice() -> None:
     tokens, _ = with_pictures([1] * 60, (20, 30))
-    pauses = choose_pauses(tokens, 0, lambda token: token == 31, 16)
+    pauses = choose_pauses(packed(tokens), 0, [31], 16)
     assert pauses == sorted(set(pauses))
     assert [pause for pause in pauses if 20 < pause < 145] == []
