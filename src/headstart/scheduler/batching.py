@@ -99,6 +99,7 @@ def _add_prompts(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
     room = min(engine.max_batch_tokens, 512) - batch.num_rows - sum(shares)
     # outputs for scores; each prompt may need that of its last row
     num_free = engine.max_outputs - batch.num_outputs - sum(share > 0 for share in shares)
+    num_free = min(num_free, plan.max_scored)
     for sequence, rows in zip(reading, shares, strict=True):
         if not rows:
             continue

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MOST_SCORED = 1 << 20  # logits that a step reads to score prompts while others wait: 3 ms
 WAIT_SECONDS = 0.005  # for threads, in a step without other work
 _CANCELLED = Ending("cancelled")
 # endings of requests that continue later, with the reason
@@ -244,6 +245,8 @@ class Scheduler:
         if plan.prompts:
             most = self.engine.max_batch_tokens
             plan.max_prompt_rows = self._order.limit(plan.prompts, self.running, self.config, most)
+            if len(self.running) > 1:
+                plan.max_scored = MOST_SCORED // self.engine.vocab_size
         if answers:
             self.drafting.draft(plan, self.engine, len(self.cells))
             if self.engine.cache_kind is CacheKind.CHECKPOINT:

@@ -15,6 +15,7 @@ from tests.harness import (
     Model,
     Oracle,
     check,
+    endless,
     fixed,
     make_requests,
     make_scheduler,
@@ -24,6 +25,7 @@ from tests.harness import (
 
 from headstart.config import SchedulerConfig
 from headstart.sampling.verify import token_logprobs
+from headstart.scheduler import scheduler as scheduling
 from headstart.scheduler.admission import Tenants
 from headstart.scheduler.batching import prompt_rows
 from headstart.scheduler.prompt_order import PromptOrder
@@ -319,6 +321,21 @@ def test_scores_do_not_depend_on_how_a_prompt_is_read(
         np.testing.assert_allclose([one.logprob for one in found], [p for _, p in wanted])
         assert all(one.num_alternatives == 2 for one in found)
     assert (scheduler.counters.preemptions > 0) == (cells is not None)
+
+
+def test_prompts_are_scored_a_few_rows_a_step_while_others_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each row takes up to half a millisecond, where the vocabulary is large."""
+    monkeypatch.setattr(scheduling, "MOST_SCORED", 4 * Model(2).vocab_size)
+    scored = replace(scored_requests()[1], prompt=[i % 30 for i in range(400)], max_tokens=0)
+    for others, most in (([], 128), ([endless([1, 2], 300, "other")], 5)):
+        scheduler = make_scheduler(Model(2, context_size=1024), parallel=2)
+        rows = list[int]()
+        scheduler.readers.append(lambda r, rows=rows: rows.extend(map(len, r.scores.values())))
+        run(scheduler, [*others, scored])
+        assert most // 2 < max(rows) <= most
+        assert sum(rows) == 399
 
 
 def test_a_prompt_can_be_scored_without_an_answer() -> None:
