@@ -199,11 +199,6 @@ class ToolsConfig:
     )
     agent: bool = option(False, "same as --tools all --ui-mcp-proxy")
 
-    @property
-    def forwards_pages(self) -> bool:
-        """Whether there is a /cors-proxy."""
-        return self.ui_mcp_proxy or self.agent
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingConfig:

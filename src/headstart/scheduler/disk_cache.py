@@ -25,7 +25,7 @@ import time
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -186,13 +186,11 @@ class DiskCache:
     def finish(self, seconds: float) -> None:
         """Write what is queued, for at most `seconds`."""
         self._is_over.set()
-        done = threading.Event()
-        self._writer.submit(done.set)
-        if not done.wait(seconds):
+        if wait([self._writer.submit(bool)], seconds).not_done:
             with self._lock:
                 lost = list(self._waiting.values())
-            counts = len(lost), sum(lost) >> 20
-            log.warning("%d prompts (%d MiB) are lost: %s takes too long", *counts, self._own)
+            what = len(lost), sum(lost) >> 20, self._own
+            log.warning("%d prompts (%d MiB) are lost: %s takes too long", *what)
         for threads in (self._reader, self._writer):
             threads.shutdown(wait=False, cancel_futures=True)
 

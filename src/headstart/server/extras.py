@@ -56,6 +56,11 @@ class Extra:
         """Called when the app ends, perhaps several times."""
 
 
+def has_proxy(tools: ToolsConfig) -> bool:
+    """Whether there is a /cors-proxy."""
+    return tools.ui_mcp_proxy or tools.agent
+
+
 class Extras:
     """All extras of an app."""
 
@@ -74,7 +79,7 @@ class Extras:
             or tools.agent
             or tools.mcp_servers_config
             or tools.mcp_servers_json,
-            "cors-proxy": tools.forwards_pages,
+            "cors-proxy": has_proxy(tools),
             "vertex": environment.get("AIP_MODE") == "PREDICTION",
         }
         names = [name for name, is_on in wanted.items() if is_on]

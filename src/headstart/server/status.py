@@ -18,6 +18,7 @@ from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.body import Body, read_body
 from headstart.server.errors import ApiError, wrong_value
 from headstart.server.event_stream import single_event
+from headstart.server.extras import has_proxy
 from headstart.server.media import MARKER
 from headstart.server.model import Service, service_of
 from headstart.server.native_answer import generation_settings
@@ -101,7 +102,7 @@ async def props(http: HttpRequest) -> dict[str, Any]:
         "eos_token": served.template.eos_token,
         "build_info": info.system,
         "is_sleeping": service.worker.status == "sleeping",
-        "cors_proxy_enabled": served.config.tools.forwards_pages,
+        "cors_proxy_enabled": has_proxy(served.config.tools),
         "target_model": _facts(info.target),
         "draft_model": _facts(info.draft) if info.draft else None,
         "settings": list(served.settings),

@@ -10,9 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.planted import noted
+from tests.unit.sampling.grammar.test_state import EOS, PairVocab, constraint
 from tests.unit.sampling.test_rule import LOGITS, NUM_DRAWS, SIZE, sampler, softmax, total_variation
 
 from headstart.sampling import SamplingParams
+from headstart.sampling.grammar.compiled import Compiled
+from headstart.sampling.grammar.triggers import GrammarTokens, Triggers
 from headstart.sampling.noise import gumbel
 from headstart.sampling.sampler import Sampler
 from headstart.sampling.verify import emit
@@ -194,3 +198,30 @@ def test_short_cuts_for_few_and_for_many_legal_tokens_choose_alike(
         one.read([3, 17, 20_000])
         masked = np.where(legal, logits, np.float32(-np.inf))
         assert one.sample(logits, position, legal) == one.sample(masked, position)
+
+
+class WideVocab(PairVocab):
+    """A thousand tokens go on behind a `>`."""
+
+    extra = tuple(b">%d" % number for number in range(1000))
+    size = 258 + len(extra) + 1
+
+
+def test_before_a_trigger_only_tokens_that_are_likely_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not all that have the trigger in them, which may be most of the vocabulary."""
+    grammar = constraint("regex", "[a-z]+", triggers=(b">",))
+    made = Compiled(grammar, GrammarTokens.read(WideVocab()))
+    looks = noted(monkeypatch, Triggers, "follow")
+    sampler = Sampler(SamplingParams(temperature=0.0), FakeEngine(WideVocab.size), (EOS,))
+    logits = np.zeros((1, WideVocab.size), np.float32)
+    logits[0, 258:261] = 9.0
+    logits[0, ord("b")] = 1.0
+    sampler.legality = made.begin()
+    assert emit(sampler, logits, [], 0, ()) == [ord("b")]
+    assert len(looks) < 10
+    logits[0, 258:-1] = 9.0
+    with pytest.raises(RequestError, match="cannot be followed further"):
+        emit(sampler, logits, [], 1, ())
+    assert len(looks) < 50

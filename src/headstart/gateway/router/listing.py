@@ -22,6 +22,7 @@ from headstart.gateway.router.presets import CACHE, ModelPreset
 from headstart.server import sse
 from headstart.server.body import parse_off_loop, read_object
 from headstart.server.errors import ApiError, shorten
+from headstart.server.extras import has_proxy
 from headstart.server.ollama_dialect import (
     OLLAMA_VERSION,
     listed_model,
@@ -120,7 +121,7 @@ class OwnRoutes:
             "model_path": "none",
             "default_generation_settings": {"params": {}, "n_ctx": 0},
             "build_info": f"b-headstart-{headstart.__version__}",
-            "cors_proxy_enabled": self.config.tools.forwards_pages,
+            "cors_proxy_enabled": has_proxy(self.config.tools),
             "settings": list(self._settings),
         }
 

@@ -6,19 +6,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 from llguidance import LLParserLimits
-from tests.planted import noted
 
-from headstart.sampling import SamplingParams
 from headstart.sampling.grammar import compiled
 from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.state import GrammarState
-from headstart.sampling.grammar.triggers import GrammarTokens, Triggers
-from headstart.sampling.sampler import Sampler
-from headstart.sampling.verify import emit
-from headstart.testing import ByteVocab, FakeEngine
+from headstart.sampling.grammar.triggers import GrammarTokens
+from headstart.testing import ByteVocab
 from headstart.types.constraint import Constraint, ConstraintKind, ThoughtMarks
 from headstart.types.errors import RequestError
 
@@ -364,33 +359,6 @@ class TestLongTokens:
     def test_a_grammar_can_name_a_control_token(self) -> None:
         state = self.begin("lark", f'start: <[{PAIRS.size - 1}]> "a"')
         assert state.legal_mask().nonzero()[0].tolist() == [PAIRS.size - 1]
-
-
-class WideVocab(PairVocab):
-    """A thousand tokens go on behind a `>`."""
-
-    extra = tuple(b">%d" % number for number in range(1000))
-    size = 258 + len(extra) + 1
-
-
-def test_before_a_trigger_only_tokens_that_are_likely_are_looked_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Not all that have the trigger in them, which may be most of the vocabulary."""
-    grammar = constraint("regex", "[a-z]+", triggers=(b">",))
-    made = Compiled(grammar, GrammarTokens.read(WideVocab()))
-    looks = noted(monkeypatch, Triggers, "follow")
-    sampler = Sampler(SamplingParams(temperature=0.0), FakeEngine(WideVocab.size), (EOS,))
-    logits = np.zeros((1, WideVocab.size), np.float32)
-    logits[0, 258:261] = 9.0
-    logits[0, ord("b")] = 1.0
-    sampler.legality = made.begin()
-    assert emit(sampler, logits, [], 0, ()) == [ord("b")]
-    assert len(looks) < 10
-    logits[0, 258:-1] = 9.0
-    with pytest.raises(RequestError, match="cannot be followed further"):
-        emit(sampler, logits, [], 1, ())
-    assert len(looks) < 50
 
 
 def test_a_look_ahead_into_what_is_too_complex_changes_nothing(
