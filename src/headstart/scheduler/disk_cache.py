@@ -187,10 +187,7 @@ class DiskCache:
         """Write what is queued, for at most `seconds`."""
         self._is_over.set()
         if wait([self._writer.submit(bool)], seconds).not_done:
-            with self._lock:
-                lost = list(self._waiting.values())
-            what = len(lost), sum(lost) >> 20, self._own
-            log.warning("%d prompts (%d MiB) are lost: %s takes too long", *what)
+            log.warning("%d prompts are lost: %s takes too long", len(self._waiting), self._own)
         for threads in (self._reader, self._writer):
             threads.shutdown(wait=False, cancel_futures=True)
 

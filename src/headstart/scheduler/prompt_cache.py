@@ -290,7 +290,7 @@ _BEFORE_END = 4  # tokens, if no marker is found: appended text may merge with t
 
 
 def choose_pauses(
-    tokens: array[int], num_cached: int, controls: Collection[int], min_step: int
+    tokens: array[int], num_cached: int, controls: list[int], min_step: int
 ) -> list[int]:
     """Lengths of the prompt, after `num_cached`, that are worth a checkpoint, in order.
 
