@@ -160,6 +160,21 @@ class Spelling(Good):
         assert vocab.token_bytes(30) == b"\n"
 
 
+class Quoting(Spelling):
+    """Drafts in strings only, as one for JSON does."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self.quote = vocab.tokenize('"', add_special=False, parse_special=False)[0]
+
+    def draft(self, request: DraftRequest) -> Any:
+        is_open = list(request.tokens).count(self.quote) % 2
+        return super().draft(request) if is_open else Draft()
+
+
+def test_one_that_drafts_in_json_alone_passes() -> None:
+    check_speculator(Quoting)
+
+
 def test_a_good_one_passes_and_what_it_drafted_is_counted() -> None:
     drafted, accepted = check_speculator(Spelling)
     assert drafted > accepted > 0

@@ -54,7 +54,7 @@ class ByteVocab:
 
 
 class LetterVocab(ByteVocab):
-    """32 tokens, as many as `FakeEngine` has: letters, four signs, a newline (30), <eos> (31).
+    """32 tokens, as many as `FakeEngine` has: letters, space, `:,"`, a newline (30), <eos> (31).
 
     Other bytes are left out.
     """
@@ -64,7 +64,7 @@ class LetterVocab(ByteVocab):
     bos_id: int | None = None
     eos_id: int | None = 31
 
-    _TEXT = b"abcdefghijklmnopqrstuvwxyz .()\n"
+    _TEXT = b'abcdefghijklmnopqrstuvwxyz :,"\n'
 
     def tokenize(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:
         raw = text.encode() if isinstance(text, str) else text
