@@ -170,7 +170,9 @@ class Speculator(ABC):
         """Replace an idle sequence by a saved one, perhaps of another id."""
 
     def end(self, seq_id: int) -> None:
-        """The request ended; forget the sequence (shared data may stay)."""
+        """The request ended, was preempted, or lost half of its text (context shift); forget the
+        sequence (shared data may stay).
+        """
 
     def end_private(self, seq_id: int) -> None:
         """Like `end`, for requests with `store` false: their text must not be in any file."""
