@@ -236,7 +236,7 @@ def _explain(
     position = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     if position is None:
         shorter = min(len(expected), len(got))
-        return Difference(*place, shorter, "different", None, "one ends, the other goes on")
+        return Difference(*place, shorter, "different", None, "one ends, the other continues")
     text = [*request.prompt, *expected[:position]]
     logits, change = _read(scheduler, text)
     verdict.change = max(verdict.change, change)

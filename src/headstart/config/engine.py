@@ -190,7 +190,7 @@ class EngineConfig:
     exact: bool = option(
         False,
         "the same text with and without drafts and other requests, rounding included; slower, and "
-        "each slot has a cache of its own",
+        "each slot has its own cache",
     )
 
     def __post_init__(self) -> None:

@@ -48,7 +48,7 @@ def why_unusable(path: Path, models: Mapping[str, ModelId]) -> str | None:
             raise ConfigError(
                 f"--spec-state {path} was learned for the {part} {known[part]}, not for {model}; "
                 "name another file, "
-                "or remove this one to begin anew"
+                "or remove this one to start over"
             )
     return reason
 
@@ -125,7 +125,7 @@ def read_state(path: Path) -> dict[str, Any]:
         )
     state = file.get("state")
     if not isinstance(state, dict) or file.get("crc32") != crc32(_text(state).encode()):
-        raise ValueError("it was changed or damaged: its checksum is wrong; control begins anew")
+        raise ValueError("it was changed or damaged: its checksum is wrong; control starts over")
     return state
 
 

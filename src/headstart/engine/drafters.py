@@ -128,7 +128,7 @@ def find_heads(target: Path) -> Drafter | None:
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
     found = max(fitting, key=num_common)
-    log.info("multi-token heads were found beside %s: %s", target.name, found.path)
+    log.info("multi-token heads were found next to %s: %s", target.name, found.path)
     return found
 
 

@@ -33,7 +33,7 @@ def check(request: Request, engine: Engine, num_slots: int) -> None:
     if len(prompt) >= engine.context_size:
         raise ContextLengthError(len(prompt), engine.context_size)
     if prompt[-1] < 0 and request.media:
-        raise RequestError("the prompt ends with an image; put some text behind it")
+        raise RequestError("the prompt ends with an image; put some text after it")
     num_cells = sum(chunk.num_cells for _, chunk in request.media)
     tokens = np.frombuffer(packed(prompt), np.intc)
     low, high = tokens.min(), tokens.max()

@@ -205,8 +205,8 @@ class ConstraintQueue:
                     wait,
                 )
             return CapacityError(
-                f"the constraint was not begun within {QUEUE_SECONDS:g} s, because others are "
-                "compiled before it; try again later"
+                f"compiling the constraint did not start within {QUEUE_SECONDS:g} s, because "
+                "others are compiled before it; try again later"
             )
         error, legality = compiling.exception(), sequence.text.legality
         if not (error is None or isinstance(error, RequestError)):  # another time it may be

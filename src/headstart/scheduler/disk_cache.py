@@ -117,7 +117,7 @@ class DiskCache:
         is_late = time.monotonic() >= self._late_at
         if is_late and self._late_at:
             folder, self._late_at = self._place.folder, 0.0
-            log.warning("prompts are processed again until %s is listed, which takes long", folder)
+            log.warning("listing %s takes long; until then prompts are processed again", folder)
         return is_late
 
     def knows(self, namespace: str, tokens: array[int]) -> bool:

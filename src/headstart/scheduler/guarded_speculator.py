@@ -145,7 +145,7 @@ class GuardedSpeculator:
             return round_ms, token_ms
         except Exception:
             log.exception(
-                "speculator %s failed in time_decodes; what it costs is found out later", self.name
+                "speculator %s failed in time_decodes; its cost is measured later", self.name
             )
             return None
 
@@ -226,7 +226,7 @@ class GuardedSpeculator:
         failure = f"{name}: {type(error).__name__}: {error}"
         if not self.failure or name == "close":
             log.exception(
-                "speculator %s is off for the running requests of slots %s, others go on: %s",
+                "speculator %s is off for the running requests of slots %s, not for others: %s",
                 self.name,
                 list(seq_ids),
                 failure,

@@ -73,10 +73,10 @@ class WarmUp:
             while self._tasks and self._tasks[0](timer, is_interrupted):
                 del self._tasks[0]
         except ContextFullError:
-            log.warning("too few free cells: what steps cost is learned from requests")
+            log.warning("too few free cells: the cost of steps is learned from requests")
             self._tasks.clear()
         except EngineError as error:
-            log.warning("no more decodes are timed, because one failed: %s", error)
+            log.warning("decodes are no longer timed, because one failed: %s", error)
             self._tasks.clear()
             for cells in self._cells if mixes_states(timer.batch, self._engine) else ():
                 self._engine.clear(cells.seq_id)

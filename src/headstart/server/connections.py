@@ -242,7 +242,7 @@ def affordable(wanted: int) -> int:
             f"beside models and pipes; allow {needed} (ulimit -n {needed})"
         )
     log.warning(
-        "this process may open %d files, so %d connections are taken instead of %d; allow %d "
+        "this process may open %d files, so it accepts %d connections instead of %d; allow %d "
         "(ulimit -n)",
         files,
         left,

@@ -57,7 +57,7 @@ class EmbeddingBody(Body):
     model: str | None = None
     encoding_format: Literal["float", "base64"] = Field("float", description="float or base64")
     dimensions: Int | None = Field(
-        None, description="only so many numbers of each vector, scaled anew"
+        None, description="number of leading values of each vector to return, rescaled"
     )
     embd_normalize: Int | None = Field(
         None,
@@ -72,7 +72,7 @@ class RerankBody(Body):
     query: Any = None
     documents: Any = Field(None, description="list of strings")
     texts: Any = Field(None, description="the same; the answer is then a list, as TEI's")
-    top_n: Int | None = Field(None, ge=0, description="only the best so many")
+    top_n: Int | None = Field(None, ge=0, description="number of best documents to return")
     return_text: bool = Field(False, description="with texts: each result has its text")
     model: str | None = None
 

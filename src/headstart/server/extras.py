@@ -133,7 +133,7 @@ class Extras:
         is_open = not all(host in here or host.endswith(".sock") for host in hosts)
         has_key = bool(server.api_key or server.api_key_file)
         log.warning(
-            "security: %s on. Whoever may use this server acts on this machine as its user%s",
+            "security: %s on. Every user of this server acts on this machine as its user%s",
             ", ".join(risks) + (" are" if len(risks) > 1 else " is"),
             "; it listens beyond this machine WITHOUT an API key: set --api-key, or --host "
             "127.0.0.1"

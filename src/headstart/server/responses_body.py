@@ -25,7 +25,7 @@ class ResponsesBody(Body):
         default=None, description="a system message, of this call only"
     )
     previous_response_id: str | None = Field(
-        default=None, description="of a stored response, whose conversation goes on"
+        default=None, description="of a stored response whose conversation continues"
     )
     store: bool = Field(default=True, description="keep the response for GET and for the next one")
     max_output_tokens: Int | None = None

@@ -101,7 +101,7 @@ class GenerationBody(SamplingBody):
         0, description="of requests of one key that wait the lowest goes first, then the oldest"
     )
     t_max_predict_ms: Int = Field(
-        0, description="after so many ms the text ends with the line it is in; 0 is off"
+        0, description="time limit in ms, after which the text ends with its line; 0 is off"
     )
     timings_per_token: bool = False
     return_tokens: bool = False
@@ -283,7 +283,7 @@ class InfillBody(NativeBody):
     input_prefix: Any = Field(
         description="what comes before the lines of the cursor: string, token ids or both"
     )
-    input_suffix: Any = Field(description="what comes after the cursor, likewise")
+    input_suffix: Any = Field(description="what comes after the cursor, in the same form")
     input_extra: list[InfillExtra] = Field(
         default_factory=list, description="pieces of other files, the best last"
     )

@@ -194,7 +194,7 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
             return
         try:
             if _state_of(path) != self._seen:
-                raise OSError("another process wrote it; give each server a file of its own")
+                raise OSError("another process wrote it; give each server its own file")
             self._dynamic.save(path, self._vocabulary)
             self._seen, self._num_unsaved = _state_of(path), 0
         except OSError as error:

@@ -186,7 +186,7 @@ class TextStore:
             self.close()
             raise self._unusable(error) from error
         log.warning(
-            "corpus file %s is damaged; a copy of it is %s, what comes before is used",
+            "corpus file %s is damaged; copied it to %s, and using the texts before the damage",
             self.path,
             copy,
         )

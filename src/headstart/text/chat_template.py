@@ -82,7 +82,7 @@ def template_by_hand(config: ServerConfig) -> str | None:
 def probe_limit() -> AbstractContextManager[None]:
     """Have a template's probes raise a ModelError once they take too long together."""
     late = ModelError(
-        f"the chat template does not come to an end within {PROBE_SECONDS:g} s for a few words; "
+        f"the chat template does not finish within {PROBE_SECONDS:g} s for a few words; "
         "name another with --chat-template-file"
     )
     return time_limit(PROBE_SECONDS, late)

@@ -98,7 +98,7 @@ class WorkerClient:
         transport = self._transport
         if self.status != "ready" or self._deliver or transport is None:
             return
-        log.info("nobody asks for anything: the model is unloaded until the next request")
+        log.info("no requests: the model is unloaded until the next one")
         self.status, self._closing = "sleeping", transport
         self._transport = self._hearing = None
         self._report = dataclasses.replace(self._report, memory_bytes=0)

@@ -191,7 +191,7 @@ def run_loop(
         # consecutive: a context that fails several times may stay broken
         if scheduler.num_failed_decodes >= 3:
             raise EngineError(
-                f"{scheduler.num_failed_decodes} decodes in a row failed; the engine begins anew"
+                f"{scheduler.num_failed_decodes} decodes in a row failed; the engine restarts"
             )
         saver.note(clock(), has_worked=has_work, is_idle=not scheduler.has_work)
 

@@ -251,4 +251,4 @@ class ItemReader:
             try:
                 self._take(pickle.loads(item))
             except Exception:  # the items behind it are already read: no event would trigger them
-                log.exception("what the engine sent could not be taken")
+                log.exception("a message of the engine could not be processed")

@@ -129,8 +129,8 @@ class ProcessTransport:
         if self._process.is_alive() and self._is_ready:
             left = STOP_SECONDS - QUIET_SECONDS
             log.warning(
-                "the engine is in a long step, or a disk does not answer; it has %g s more to end "
-                "and to keep what it learned",
+                "the engine is in a long step, or a disk does not answer; it has %g s more to "
+                "finish and to save what it learned",
                 left,
             )
             self._process.join(left)

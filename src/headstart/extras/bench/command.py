@@ -46,7 +46,7 @@ class BenchOptions:
         False, "let drafts be copied from earlier answers to the same line of --prompts"
     )
     tokens: int = option(128, "most tokens of an answer", least=1)
-    rate: float = option(0.0, "users come at random times, so many a second; 0: together", least=0)
+    rate: float = option(0.0, "users arriving per second, at random times; 0: together", least=0)
     settings: str = option(
         "@4;@8;@16",
         "what auto is compared with, besides off: @LENGTH, SPECULATORS@LENGTH or auto:SPECULATORS",

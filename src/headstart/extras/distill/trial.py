@@ -113,7 +113,7 @@ def _answers(config: Config, models: Models, requests: Iterable[Request]) -> lis
             scheduler.step()
             for event in scheduler.take_events():
                 if isinstance(event, ErrorEvent):
-                    raise EngineError(f"the timed trial could not go on: {event.message}")
+                    raise EngineError(f"the timed trial could not continue: {event.message}")
                 if isinstance(event, TokenEvent):
                     tokens += event.tokens
         found.append((time.perf_counter() - started, tokens))

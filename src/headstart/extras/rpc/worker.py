@@ -28,7 +28,7 @@ class RpcWorkerOptions:
 
     host: str = option("127.0.0.1", "address to listen on: one of a private network")
     port: int = option(
-        50052, "port; each engine needs a worker with one of its own", "-p", least=1, most=65535
+        50052, "port; each engine needs its own worker and port", "-p", least=1, most=65535
     )
     device: str | None = option(
         None,

@@ -155,7 +155,7 @@ class Pool:
             await asyncio.gather(*map(self.unloaded, changed))
         for name in self.models.keys() - new.keys():
             del self.models[name]
-            self._fail_waiting(name, BackendError(f"there is no model {name} any more"))
+            self._fail_waiting(name, BackendError(f"model {name} no longer exists"))
         for name, preset in new.items():
             model = self.models.setdefault(name, PooledModel(preset))
             if model.preset != preset:

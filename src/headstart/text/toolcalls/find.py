@@ -287,7 +287,7 @@ def _marked(
         before = ""
     before = _without_thoughts(before, probe)
     if not before.strip() and not isinstance(body, JsonCall):
-        raise _NotFoundError("nothing stands before a call that would tell it from content")
+        raise _NotFoundError("no marker before a call distinguishes it from content")
     after = _without_turn_end(after, probe.message_end)
     if not is_parallel:
         return MarkedCalls(kind, body, before.lstrip(), after.rstrip(), is_parallel=False)
