@@ -4,7 +4,7 @@ Start with `step` (the plan and the record), `sequence`, and `scheduler` from `S
 Then, by topic:
 
     who gets cells    admission, constraint_queue, prompt_cache; in main memory and on the disk:
-                      offloading, prompt_store, disk_cache
+                      offloading, prompt_store, disk_cache (with structures/prompt_files)
     who takes part    turns
     drafts            drafting, model_drafting, offers, policy; the speculators:
                       guarded_speculator, observed_engine

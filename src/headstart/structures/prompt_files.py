@@ -65,16 +65,15 @@ def write_prompt(
     temporary = path.with_suffix(f".{os.urandom(8).hex()}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "wb", buffering=0) as file:
+        with open(descriptor, "wb") as file:
             digest = hashlib.blake2b(first, digest_size=_CHECKSUM_SIZE)
-            start = _HEADER.pack(_MAGIC, len(text), len(head.tokens), first) + text + tokens
-            _write_all(file, start)
+            file.write(_HEADER.pack(_MAGIC, len(text), len(head.tokens), first) + text + tokens)
             for cache in caches:
                 for piece in _pieces(cache):
-                    _write_all(file, piece)
+                    file.write(piece)
                     digest.update(crc32(piece).to_bytes(4, "little"))
                     rest()
-            _write_all(file, digest.digest())
+            file.write(digest.digest())
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
@@ -89,14 +88,12 @@ def read_prompt(path: Path) -> tuple[PromptHead, dict[str, Data]]:
         OSError: the file cannot be read.
         ValueError: it is damaged or of another kind.
     """
-    with path.open("rb", buffering=0) as file:
+    with path.open("rb") as file:
         head, first = _read_head(file)
         digest, caches = hashlib.blake2b(first, digest_size=_CHECKSUM_SIZE), dict[str, Data]()
         for name, size in head.sizes.items():
             cache = caches[name] = bytearray(size)
-            view, at = memoryview(cache), 0
-            while at < size and (count := file.readinto(view[at:])):
-                at += count
+            file.readinto(cache)
             for piece in _pieces(cache):
                 digest.update(crc32(piece).to_bytes(4, "little"))
         if file.read(_CHECKSUM_SIZE) != digest.digest():
@@ -129,12 +126,6 @@ def _read_head(file: BinaryIO) -> tuple[PromptHead, bytes]:
 def _pieces(cache: Data) -> Iterator[memoryview]:
     view = memoryview(cache)
     return (view[at : at + _PIECE] for at in range(0, len(view), _PIECE))
-
-
-def _write_all(file: BinaryIO, data: Data) -> None:
-    view = memoryview(data)
-    while len(view):
-        view = view[file.write(view) :]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -209,7 +209,7 @@ def _process_main(
         signal.signal(number, signal.SIG_IGN)
     switch_threads_often()
     prepare()
-    error: BaseException | None = None
+    error: HeadstartError | None = None
     send = partial(write_item, messages.fileno())
     try:
         loading.set(_once_per_percent(send))
@@ -219,14 +219,11 @@ def _process_main(
         run_loop(scheduler, _receiver(commands.fileno()), send)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)  # the server is gone
+    except HeadstartError as caught:
+        error = caught
     except BaseException as caught:
-        if not isinstance(caught, HeadstartError):
-            log.exception("the engine process stops")
-        error = (
-            caught
-            if isinstance(caught, HeadstartError)
-            else HeadstartError(f"{type(caught).__name__}: {caught}")
-        )
+        log.exception("the engine process stops")
+        error = HeadstartError(f"{type(caught).__name__}: {caught}")
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # no listener is left
         send(error)
     limit = threading.Timer(WRITE_SECONDS, _give_up)
