@@ -41,7 +41,7 @@ from headstart.types.media import LoadedChunk
 from headstart.types.sampling_params import SamplingParams
 from headstart.types.widths import ALL_WIDTHS
 
-UNLIMITED = 2**30
+UNLIMITED = 2**30  # rows: no limit on rollback or padding
 
 
 class LlamaEngine(Sequences):

@@ -176,7 +176,7 @@ class ConstraintQueue:
         return sequence.compiled
 
     def _may_begin(self, sequence: Sequence) -> bool:
-        """Whether its constraint is to be compiled now; for few answers alone at once."""
+        """Whether to compile its constraint now; recompilations for single answers are limited."""
         assert sequence.request.constraint is not None
         if sequence.request.constraint.read and len(self._renewed) >= MAX_RENEWED:
             return False

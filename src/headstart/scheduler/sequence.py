@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from headstart.sampling.grammar.state import GrammarState
     from headstart.scheduler.prompt_store import StoredPrompt
 
-ALL_EXACT = 2**30
+ALL_EXACT = 2**30  # more tokens than any text has
 
 
 @dataclass(slots=True, eq=False)

@@ -68,7 +68,7 @@ class StepPlan:
     price: Step | None = None  # the step as control priced it
 
     max_prompt_rows: int = 0
-    max_scored: int = 2**30  # rows of prompts whose log probabilities are told
+    max_scored: int = 2**30  # prompt rows whose log probabilities are reported
     num_padding: int = 0  # rows without a token, because a wider step takes less time
     drafted: float = 0.0  # when the drafts were chosen
     launched: float = 0.0  # when the decode was running and the last record read

@@ -43,7 +43,7 @@ def _why_not(cls: type[Speculator]) -> str | None:
             f"its name is {name!r} but must be small letters, digits and hyphens, such as "
             'name = "bigram"'
         )
-    # "none" is no speculator, "grammar" are tokens forced by a constraint
+    # "none" means no speculator, "grammar" tokens forced by a constraint
     if name in ("none", "grammar"):
         return f"the name {name!r} means something else in --spec-type and in the counts"
     if name in SPECULATORS:

@@ -23,10 +23,10 @@ class TargetStates:
     """One sequence, as the target's cache holds it.
 
     tokens[0 : length]       in the target's cache
-    tokens[length : ]        were there, or will be: rows made of them are good if they come (again)
+    tokens[length : ]        expected again, or next: rows made of them are valid if they come
     first <= read[i]         cache i of the drafter holds rows first to read[i] - 1 ...
-    read[i] <= held[i]       ... and behind them, up to held[i] - 1, those of drafts
-    states                   of the last tokens before `length`: of all that were not read, and one
+    read[i] <= held[i]       ... then, up to held[i] - 1, rows of drafts
+    states                   of the last tokens before `length`: all unread ones, and one more
     """
 
     def __init__(self, num_caches: int, width: int) -> None:

@@ -231,7 +231,7 @@ class PromptIndex:
                     self._below[file.parent].setdefault(length, {})[key] = file
 
     def remove(self, file: StoredFile) -> None:
-        """A file is no longer there, or was not."""
+        """Remove a file, if it is known."""
         with self._lock:
             known = self._files.pop(file.path.stem, None)
             if known is None:

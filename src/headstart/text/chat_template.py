@@ -185,7 +185,7 @@ class ChatTemplate:
         return quirks.finish(text, add_generation_prompt)
 
     def try_to_render(self, messages: Sequence[Message], **options: Any) -> str | None:
-        """As `render`; None if the template refuses these messages."""
+        """Like `render`, but None if the template refuses these messages."""
         try:
             return self.render(messages, **options)
         except RequestError:

@@ -7,7 +7,7 @@ from enum import Enum
 
 from headstart.types.errors import RequestError
 
-NO_LIMIT = 2**30
+NO_LIMIT = 2**30  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,7 +96,7 @@ class _PromptWriter:
 class _EventSender:
     """Sends events, and a report if one is due or a request ended."""
 
-    parts = TokenEvent, ProgressEvent, PromptEvent  # of what goes on
+    parts = TokenEvent, ProgressEvent, PromptEvent  # events followed by others
 
     def __init__(
         self, scheduler: Scheduler, send: Callable[[Message], None], clock: Callable[[], float]

@@ -35,7 +35,7 @@ class Command:
     name: str
     about: str  # how its help page begins
     run: Callable[[Resolved, list[str]], int]  # gets the settings and words; returns the exit code
-    options: type | None = None  # dataclass of its own settings
+    options: type | None = None  # dataclass with the command's own settings
     parts: Sequence[str] | None = ()  # of `Config`; None: all
     shared: Collection[str] | None = None  # the settings of these parts that it has; None: all
     usage: str = ""  # the words that it takes, for the help page; empty: none

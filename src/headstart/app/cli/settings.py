@@ -102,10 +102,10 @@ class Setting:
         return {bool: "", int: "N", float: "X", str: "TEXT"}[self.kind]
 
     def read(self, given: object, origin: str) -> Value:
-        """The value of a text, or of a typed value as TOML has them.
+        """Parse a text, or check a typed value from TOML.
 
         Raises:
-            ConfigError: it is no value of this setting; `origin` names its source.
+            ConfigError: it is not valid for this setting; `origin` names its source.
         """
         if self.means_default(given):
             return self.default

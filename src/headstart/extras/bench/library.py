@@ -61,7 +61,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a user sends, one turn after the other; each answer is the context of the next turn."""
+    """The messages of a user, turn by turn; each answer is part of the next turn's context."""
 
     turns: tuple[str | Sequence[Mapping[str, Any]], ...] = ()  # a user's message, or several
     max_tokens: int = 1024

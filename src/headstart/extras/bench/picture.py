@@ -43,7 +43,7 @@ def picture(scores: Scores, cost_ms: Mapping[str, float]) -> str:
 
 
 def _speedups(scores: Scores, top: float) -> tuple[list[str], float]:
-    """A line for each cell: the ratio of each arm shown to the first; returns where it ends."""
+    """A line for each cell: the ratio of each arm shown to the first; also returns their end."""
     lines = {cell: dict(_points(scores, cell)) for cell in scores}
     names = list(dict.fromkeys(name for points in lines.values() for name in points))
     edges = [edge for points in lines.values() for one in points.values() for edge in _ends(one)]

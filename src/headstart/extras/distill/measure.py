@@ -20,7 +20,7 @@ from headstart.extras.distill.prices import StepPrices
 from headstart.extras.distill.texts import RecordedText, counts
 from headstart.types.errors import ConfigError
 
-LEAST_GAIN = 1.1  # over no drafts, of a drafter that is always right; with less there is no point
+LEAST_GAIN = 1.1  # over no drafts, of a drafter that is always right; less is not worth it
 OFF = "off"
 SHOWN = (1, 2, 4, 8)  # positions
 

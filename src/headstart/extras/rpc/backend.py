@@ -144,7 +144,7 @@ def _own_sockets() -> list[socket.socket]:
 
 
 def plugin_folder() -> Path:
-    """Where `headstart rpc-build` puts the plug-in."""
+    """Folder where `headstart rpc-build` installs the plug-in."""
     return cache_folder() / "rpc"
 
 

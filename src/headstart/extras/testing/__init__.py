@@ -1,1 +1,1 @@
-"""What `headstart.testing` offers to tests of speculators."""
+"""The contents of `headstart.testing`, for tests of speculators."""

@@ -132,7 +132,7 @@ def machine_of(runtime: str, folder: str) -> Machine:
     """The machine of a runtime name; an empty name is this one.
 
     Raises:
-        HeadstartError: there is no such runtime, or it may not be named so; 500, as there.
+        HeadstartError: there is no such runtime, or the name is not allowed; 500.
     """
     if not runtime:
         return Machine(folder)

@@ -65,7 +65,7 @@ class BalancerOptions(RoutingOptions):
         """The backends' addresses, without a slash at their ends.
 
         Raises:
-            ConfigError: one is no address, or is named twice.
+            ConfigError: one is not an address, or is named twice.
         """
         parts = (part.strip().rstrip("/") for part in (self.backend or "").split(","))
         found = [url for url in parts if url]

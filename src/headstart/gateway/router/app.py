@@ -149,7 +149,7 @@ class Forward:
             await relay(answer, receive, send)
 
     def _without_model(self, http: HttpRequest) -> Response | None:
-        """The answer about a stream whose model does not run; None if it does.
+        """The response for a stream whose model is not running; None if it is.
 
         Raises:
             ApiError: there is no stream, or not yet.

@@ -96,8 +96,8 @@ class OwnRoutes:
         """The field `model` of a request's body; None if it has none, or there is no body.
 
         Raises:
-            RequestError: the body is no JSON object, or beyond the limits of structure.
-            CapacityError: too many bodies wait to be parsed.
+            RequestError: the body is not a JSON object, or exceeds the limits of structure.
+            CapacityError: too many bodies are queued.
         """
         body, kind = await http.body(), http.headers.get("content-type", "")
         if not body:

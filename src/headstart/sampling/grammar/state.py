@@ -112,8 +112,8 @@ class GrammarState:
         return self._ask(lambda matcher: matcher.validate_tokens([token])) == 1
 
     def legal_mask(self) -> NDArray[np.bool_]:
-        """Mask of the legal next tokens; before a trigger also of those that complete it and go on
-        illegally, which `allows` finds.
+        """Mask of the legal next tokens; before a trigger it includes tokens that complete it and
+        continue illegally, which `allows` finds.
 
         Raises:
             RequestError: the mask is empty, or the grammar is too complex here.

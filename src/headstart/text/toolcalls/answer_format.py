@@ -59,7 +59,7 @@ class AnswerFormat:
         stops = triggers if self.calls_end_thoughts else ()
         if self.content_start:
             stops = (*stops, self.content_start)
-        yield from _skip_space_before(reader, (end.strip(),))  # white space alone is no reasoning
+        yield from _skip_space_before(reader, (end.strip(),))  # white space alone is not reasoning
         found = yield from reader.until((end.strip(), *stops), reader.thoughts)
         if found in stops and found is not None:
             reader.at -= len(found)
@@ -69,7 +69,7 @@ class AnswerFormat:
     def _read_content(self, reader: TextReader, triggers: tuple[str, ...]) -> Reading[None]:
         around = (self.content_start.strip(), self.content_end.strip())
         drops = tuple(filter(None, (*around, *self.dropped)))
-        # white space alone is no content
+        # white space alone is not content
         yield from _skip_space_before(reader, [one for one in triggers if one != "{"])
         while True:
             found = yield from reader.until((*triggers, *drops), reader.content)
