@@ -67,8 +67,8 @@ def flags_page() -> str:
         "# Flags",
         NOTE,
         "",
-        "The flags of `headstart serve`, most of which the other commands take too. What only one "
-        "of those has is in its `--help`.",
+        "The flags of `headstart serve`; other commands take most of them, too, and list "
+        "their own in `--help`.",
         "",
         "A flag beats its environment variable (`HEADSTART_DRAFT_MAX` for `--draft-max`), which "
         "beats the config file",
@@ -131,7 +131,7 @@ def llama_server_page() -> str:
         "## Flags",
         "",
         "All flags that are not in these tables work as they are, in every spelling "
-        "([flags.md](flags.md)). These stand for settings:",
+        "([flags.md](flags.md)). These map to settings:",
         *table("sets", "sets"),
         "These are accepted and change nothing:",
         *table("accepted", "because"),
@@ -185,14 +185,14 @@ def _metric_table(metrics: Iterable[Metric[Any]]) -> list[str]:
 
 
 def errors_page() -> str:
-    """What HTTP clients see, then the exception tree, as errors.py draws it."""
+    """Errors as seen by HTTP clients, then the exception tree of errors.py."""
     answers = [(str(status), f"`{type}`", when) for status, type, when in ANSWERS]
     http = [
         'Every error has the body `{"error": {"code": status, "message": "...", "type": "..."}}`; '
-        "those of a route of",
-        'Ollama\'s API have `{"error": "..."}`, and those of `/v1/messages` have Anthropic\'s '
-        "form. In a stream that",
-        "has begun, where the status is sent already, it is the last event.",
+        "in Ollama's API it is",
+        '`{"error": "..."}`, and for `/v1/messages` it has Anthropic\'s form. In a stream that has '
+        "begun,",
+        "after the status was sent, it is the last event.",
     ]
     rows = [
         (f"`{name}`", meaning)

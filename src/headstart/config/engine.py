@@ -182,7 +182,7 @@ class EngineConfig:
     )
     mtp: bool = option(
         True,
-        "draft with the model's multi-token heads, from its file or from one beside it or in "
+        "draft with the model's multi-token heads, from its file or from one next to it or in "
         "--hf-repo (mtp-*)",
     )
     mmap: bool = option(True, "map the model file into memory instead of reading it")
@@ -310,17 +310,17 @@ class ImageConfig:
         "one in the model's repository on the hub",
     )  # fmt: skip
     draft_mmproj: str | None = option(
-        None, "projector of the draft model, which then sees the images that it drafts behind; "
+        None, "projector of the draft model, which then sees the images before its drafts; "
         "default: the one in the repository of --draft-hf-repo",
     )  # fmt: skip
     mmproj_auto: bool = option(True, "use the projector in the model's repository on the hub")
     mmproj_offload: bool = option(True, "compute the projector on the GPU")
     image_min_tokens: int = option(
-        0, "fewest tokens of an image, where the model allows a choice; 0: the model's",
+        0, "minimum tokens per image, if the model allows a choice; 0: the model's",
         least=0,
     )  # fmt: skip
     image_max_tokens: int = option(
-        0, "most tokens of an image, where the model allows a choice; 0: the model's",
+        0, "maximum tokens per image, if the model allows a choice; 0: the model's",
         least=0,
     )  # fmt: skip
 

@@ -121,11 +121,11 @@ class ServerConfig:
     )
     tenant_responses: int = option(
         1000,
-        "responses that /v1/responses keeps for one tenant, and four times as many for all",
+        "responses that /v1/responses keeps per tenant; four times that in total",
         least=1,
     )
     tenant_responses_mb: int = option(
-        64, "MiB of JSON that these may have, and four times as many for all", least=1
+        64, "MiB of JSON of these per tenant; four times that in total", least=1
     )
     log_level: str = option(
         "info", "how much to log", choices=("debug", "info", "warning", "error")

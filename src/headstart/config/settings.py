@@ -83,7 +83,7 @@ class SchedulerConfig:
     prefill_ms: float = option(
         100.0,
         "milliseconds that a step may take to process more prompt tokens than --prefill-chunk "
-        "while other requests generate; five times as many beside a tenant with two requests more",
+        "while other requests generate; five times that if a tenant has two requests more",
         least=0,
     )
     checkpoint_min_step: int = option(
@@ -109,7 +109,7 @@ class SchedulerConfig:
     )
     cache_reuse: int = option(
         0,
-        "reuse pieces of a cached prompt, of at least so many tokens, at other positions of a new "
+        "reuse pieces of a cached prompt, of at least this length, at other positions of a new "
         "prompt; faster, but the answer may differ slightly; 0: none",
         least=0,
     )
@@ -220,7 +220,7 @@ class SpeculationConfig:
     )
     spec_state: str | None = option(
         None,
-        "file that keeps what control learned for the next start, or none. Default: in the cache "
+        "file that keeps the state of control for the next start, or none. Default: in the cache "
         "directory",
     )
     options: Mapping[str, Mapping[str, Any]] = field(

@@ -60,7 +60,7 @@ ANSWERS = (
     (
         429,
         "rate_limit_error",
-        "this API key has its share of something; the message says of what and until when",
+        "this API key has used its share of a resource; the message says which and until when",
     ),
     (
         500,
@@ -69,7 +69,7 @@ ANSWERS = (
         "none; a tool for a machine that there is not",
     ),
     (501, "not_supported_error", "this server or model cannot do it, such as `/slots` when off"),
-    (502, "server_error", "behind a router: the model's process ended; try again"),
+    (502, "server_error", "with a router: the model's process ended; try again"),
     (503, "unavailable_error", "loading, restarting, or a full queue; retry after `Retry-After`"),
 )
 # On every answer except the page's: a browser that opens one runs no script in it.

@@ -43,7 +43,7 @@ class NgramMapOptions:
         limits_draft=True,
     )
     min_hits: int = option(
-        1, "places where a key must have occurred before", least=1, most=_MAX_PLACES
+        1, "minimum number of earlier occurrences of a key", least=1, most=_MAX_PLACES
     )
 
 
