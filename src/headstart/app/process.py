@@ -111,7 +111,7 @@ class Parent:
         if self._connection is None:
             return
         line = json.dumps({"state": state, **more}).encode() + b"\n"
-        with self._lock, contextlib.suppress(OSError):  # it ended: `follow` sees that
+        with self._lock, contextlib.suppress(OSError):  # the router ended, which `follow` notices
             self._connection.sendall(line)
 
     def follow(self) -> None:

@@ -35,7 +35,7 @@ TEMPERATURES = (0.0, 0.8, 1.5)
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to answer the requests."""
+    """A way to answer the requests."""
 
     slots: int
     speculation: str  # off, auto, or a speculator and its draft length: "suffix 16"

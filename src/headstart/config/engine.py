@@ -257,7 +257,7 @@ class DraftEngineConfig:
             "rpc": None,
             "tensor_split": None if self.draft_device else base.tensor_split,
             "exact": False,
-            "swa_full": True,  # it takes back the tokens of many decodes
+            "swa_full": True,  # rolls back the tokens of many decodes
             "ctx_checkpoints": 8,  # of recurrent layers: states to go back to after a rejection
             "mtp": False,
         }

@@ -127,7 +127,7 @@ class ModelDraftPlanner:
         return planned
 
     def wanted(self, speculator: str, numbers: Sequence[int]) -> Sequence[int]:
-        """Those of `numbers` to plan for in this step: all or none."""
+        """The members of `numbers` to plan for in this step: all or none."""
         if self.sleeps(speculator):
             self.wait(speculator, 1)
             return ()

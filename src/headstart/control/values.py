@@ -41,7 +41,7 @@ class Step:
     # prompts in the same step
     is_even: bool = False
     num_reading: int = 0  # sequences with prompts in this step
-    max_draft_rows: int = field(init=False)  # that fit
+    max_draft_rows: int = field(init=False)  # free rows
 
     def __post_init__(self) -> None:
         left = min(self.max_rows - self.num_base_rows, self.max_outputs - self.num_slots)
@@ -82,7 +82,7 @@ class Allowance:
 
     max_tokens: int = 0
     min_confidence: float = 0.0
-    can_skip: bool = False  # it skips the middle of the text
+    can_skip: bool = False  # skips the middle of the text
     is_probe: bool = False  # not expected to pay: paid from the probe budget
 
 

@@ -226,7 +226,7 @@ def _why_not_assistant(draft: GgufHeader, target: GgufHeader, facts: Facts) -> s
         own, other = _head_size(draft, key), _head_size(target, key)
         if own != other:
             return f"it reads cached rows with a {key} of {own} and the target's have {other}"
-    # it reads the caches of the target's last two layers: one with a window, one without
+    # the drafter reads the caches of the target's last two layers: one with a window, one without
     heads = draft.numbers(f"{_ASSISTANT}.attention.head_count_kv")
     count = draft.number(f"{_ASSISTANT}.block_count")
     windows = draft.numbers(f"{_ASSISTANT}.attention.sliding_window_pattern")

@@ -44,7 +44,7 @@ class Use:
         )
 
     def growth(self, smaller: Use, times: float) -> Use:
-        """Its growth from `smaller`, multiplied by `times`."""
+        """Growth of the use from `smaller`, multiplied by `times`."""
         cache, compute = self.cache - smaller.cache, self.compute - smaller.compute
         return Use(0, int(cache * times), int(compute * times))
 

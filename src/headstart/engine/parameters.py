@@ -78,7 +78,7 @@ class Limits:
     max_outputs: int  # most rows with logits in one decode
     max_draft: int  # longest draft that may have to be rolled back
     checkpoint_bytes: int = 2**30  # main memory for checkpoints
-    is_heads: bool = False  # it runs multi-token heads
+    is_heads: bool = False  # runs multi-token heads
     shares_weights: bool = False  # weights are loaded with another part
     reads_states: bool = False  # may require the target's context
 

@@ -109,7 +109,7 @@ class Sequences:
 
     def hand_over(self, seq_id: int, num_tokens: int, reader: PromptReader) -> bool:
         """Move a sequence to the reader's cache; returns False if it must stay."""
-        # they would be copied
+        # shared cells would be copied
         is_dear = self._sharing.get(seq_id, 0) > 0 and num_tokens > FLASH_TILE
         state = b"" if is_dear else self._try_get(seq_id, _WHOLE)
         is_there = self._set(seq_id, state, _WHOLE, reader.handle)
@@ -191,7 +191,7 @@ class Sequences:
         if not self._set(seq_id, state[Gaps.size(state) :], _WHOLE):
             self.clear(seq_id)
             return 0
-        self._last_rows[seq_id] = 0  # it cannot be rolled back
+        self._last_rows[seq_id] = 0  # no rollback after this
         self.gaps.unpack(seq_id, state)
         position = int(api.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
         length = self.gaps.num_rows(seq_id, position)

@@ -362,7 +362,7 @@ class Scheduler:
             placement = self.cache.find(sequence)
             if placement is None:
                 if sequence.is_resumed and len(self.running) < len(self.cells):
-                    continue  # it needs more room than the requests behind it
+                    continue  # later requests may need less room
                 break
             if (placement := self.cache.bring_back(sequence, placement)) is None:
                 num_loading += 1

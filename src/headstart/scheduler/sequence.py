@@ -141,7 +141,7 @@ class Sequence:
     leader: Sequence | None = None  # prefills the same prefix; this request waits and shares it
     num_awaited: int = 0  # tokens that the leader decodes before they are shared
     loading: Future[StoredPrompt | None] | None = None  # from the disk; see `offloading`
-    lookup: Future[Any] | None = None  # that it waits for; see `begin_filters`
+    lookup: Future[Any] | None = None  # awaited; see `begin_filters`
     pauses: list[int] = field(default_factory=list)  # prompt lengths at which to take a checkpoint
     media: tuple[tuple[int, LoadedChunk], ...] = ()  # position and chunk of each of its images
     num_cached: int = 0  # prompt tokens that were not decoded for this request

@@ -40,7 +40,7 @@ class SlotActions:
         self._thread = ThreadPoolExecutor(1, "headstart-slots", use_any_core)
         self.media: MediaStore | None = None  # if the model reads images
         self.waiting: deque[tuple[SlotAction, Steps]] = deque()
-        self.file: Future[Any] | None = None  # that the first action waits for
+        self.file: Future[Any] | None = None  # awaited by the first action
 
     def add(self, action: SlotAction) -> None:
         """Queue an action.

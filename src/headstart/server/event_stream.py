@@ -90,7 +90,7 @@ class EventStream:
         trace: TracebackType | None,
     ) -> None:
         self._cancel()
-        self.at_once = lambda index, event: False  # it may reference the request's body
+        self.at_once = lambda index, event: False  # may reference the request's body
         if self._alarm is not None:
             self._alarm.cancel()
         if self._watcher is not None:

@@ -62,7 +62,7 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """Its files and limits."""
+        """Files and limits of the counts."""
 
         lookup_cache_static: str | None = option(
             None, "lookup file made from a text collection; only read", "--lookup-cache-static"

@@ -159,7 +159,7 @@ class SuffixIndex:
         # an array is appended as a whole
         self.tokens.extend(new if len(new) < _BULK else array("i", new))
         size = len(self.tokens)
-        if self._grows and size > self._chains[0].mask:  # it is crowded
+        if self._grows and size > self._chains[0].mask:  # crowded
             self.num_linked = 0
             for chains in self._chains:
                 chains.clear(size.bit_length() + 1)

@@ -150,5 +150,5 @@ class TenantQueue(Generic[Item]):
         most = who_gives_way(held, tenant)
         if most is None:
             return None
-        # it had more than one: its queue remains
+        # the tenant had more than one: its queue remains
         return self._waiting[most].pop()

@@ -180,7 +180,7 @@ def check_environment(environment: Mapping[str, str], settings: Sequence[Setting
 
     Empty variables count as absent, and those of other commands are fine.
     """
-    # they parse their flags with this module's help
+    # imported here: commands parse their flags with this module
     from headstart.app.cli.main import COMMANDS, find_command
 
     # no settings: two are for any command, the others for a router's children, examples and tests

@@ -77,7 +77,7 @@ def read_model(reader: GGUFReader, context: int) -> LanguageModel:
     if number("rope.dimension_count", shape.head_size) != shape.head_size:
         raise ModelError(_REFUSED.format("only a part of each head has positions"))
     model = LanguageModel(shape, context, weights.pop("rope_freqs.weight", None))
-    if "output.weight" not in weights:  # it is the embedding
+    if "output.weight" not in weights:  # tied to the embedding
         model.output.weight = model.token_embd.weight
         weights["output.weight"] = weights["token_embd.weight"]
     if unlike := model.state_dict().keys() ^ weights.keys():

@@ -131,7 +131,7 @@ def _tell(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     loop, which then reports 255.
     """
     if process.returncode is None:
-        with suppress(ProcessLookupError):  # it has ended
+        with suppress(ProcessLookupError):  # already ended
             os.kill(process.pid, number)
 
 

@@ -28,7 +28,7 @@ def main() -> int:
         try:
             file = _open(path) if content is None else io.StringIO(content, newline="")
         except OSError:
-            continue  # it cannot be read
+            continue  # unreadable
         with file:
             for shown in _matches(task, pattern, name, file):
                 is_full = count == task["max_results"]

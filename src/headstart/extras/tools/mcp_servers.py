@@ -41,7 +41,7 @@ class McpServer:
         self._has_ended: Callable[[], bool] = lambda: True
 
     async def discover(self) -> list[Tool]:
-        """Its tools; none, with a warning, if the server does not work."""
+        """The server's tools; none, with a warning, if it does not work."""
         try:
             async with asyncio.timeout(DISCOVERY_SECONDS):
                 listed = await self._list_tools()

@@ -77,7 +77,7 @@ def _descendants() -> list[int]:
     """All processes below this one."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # already ended
             # pid (name) state parent ...; the name may hold anything
             parent = (entry / "stat").read_bytes().rpartition(b")")[2].split()[1]
             children.setdefault(int(parent), []).append(int(entry.name))

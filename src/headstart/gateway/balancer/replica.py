@@ -30,7 +30,7 @@ class Replica:
     url: str
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     is_healthy: bool = True  # unless a poll failed
-    why_not: str = ""  # it is not healthy
+    why_not: str = ""  # why it is unhealthy
     is_draining: bool = False
     reported: Load = field(default_factory=Load)  # by the replica, last, for all its clients
     num_reported_own: int = 0  # requests of this balancer in that report
@@ -85,7 +85,7 @@ class Replica:
         self.is_healthy, self.why_not = False, reason
 
     def describe(self) -> dict[str, Any]:
-        """Its state as JSON, for display."""
+        """The state as JSON, for display."""
         load, prices = self.load(), self.learned.prices()
         state = "healthy" if self.is_healthy else "unhealthy"
         return {

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-MOST_BYTES = 2048  # that a step may compute
+MOST_BYTES = 2048  # forced text that a step may compute
 _RULE = re.compile(r"^[ \t]*[?!]?([A-Za-z_]\w*)\s*(?:(?:\.-?\d+|\[[^\]\n]*\])\s*)?:", re.MULTILINE)
 # comments, texts and regexes; the rest is names, numbers and signs
 _LITERAL = re.compile(r'//[^\n]*|#[^\n]*|"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/')
