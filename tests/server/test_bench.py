@@ -13,6 +13,7 @@ from tests.server.serving import serving_models
 from headstart.app.cli.command import Command
 from headstart.config import Config, EngineConfig, SpeculationConfig
 from headstart.control.controller import Controller
+from headstart.control.state import StateFile
 from headstart.extras.bench import arms, tune
 from headstart.extras.bench.command import COMMAND
 from headstart.types.errors import ConfigError, HeadstartError
@@ -73,7 +74,7 @@ def test_a_tuned_server_need_not_time_its_steps(
     assert list(found["arms"]) == ["auto:suffix", "auto:draft-model", "auto"]
     assert set(found["pays_from"]) == {"suffix", "draft-model"}
     controller = Controller()
-    assert controller.load(profile) is None
+    assert controller.load(StateFile(profile, {})) == ""
     assert controller.knows_costs(8)
 
 

@@ -143,7 +143,7 @@ def build_scheduler(
         context_size=engine.context_size,
         max_batch_tokens=engine.max_batch_tokens,
         speculation=drafting.describe()
-        | {"state": str(learned.file or ""), "state_not_used": learned.not_used}
+        | {"state_not_used": learned.not_used}
         | {"heads": drafter.describe() if drafter and drafter.num_heads else None},
         system=f"{library.version()}; {library.system_info()}",
         embedding=embedding,

@@ -15,7 +15,7 @@ from pathlib import Path
 from headstart.app.model_files import Models
 from headstart.config import Config
 from headstart.control.controller import Controller
-from headstart.control.state import claim_state, why_unusable
+from headstart.control.state import StateFile
 from headstart.structures.atomic import cache_folder
 from headstart.structures.model_id import ModelId
 from headstart.types.errors import ConfigError
@@ -28,7 +28,7 @@ class SavedControl:
     """Control's state at the start, and the file for later states."""
 
     controller: Controller
-    file: Path | None
+    file: StateFile | None
     not_used: str  # why what the file held is not used, if so
 
 
@@ -44,16 +44,16 @@ def load_control(config: Config, models: Models) -> SavedControl:
     files, drafter = {"target": models.target}, models.drafter
     if drafter and not drafter.is_in_target:
         files["heads" if drafter.num_heads else "draft model"] = drafter.path
-    for file in files.values():
-        check_file(file)
+    for path in files.values():
+        check_file(path)
     controller, named = Controller(), config.speculation.spec_state
     if named == "none":
         return SavedControl(controller, None, "")
     ids = {part: ModelId.of(file) for part, file in files.items()}
     path = _default_file(config, models.target.stem, ids) if named is None else Path(named)
-    reason = why_unusable(path, ids)
+    file = StateFile(path, ids)
     try:
-        claim_state(path, ids)
+        file.check()
     except OSError as error:
         if named is not None:
             raise ConfigError(
@@ -61,10 +61,9 @@ def load_control(config: Config, models: Models) -> SavedControl:
                 "file, or none"
             ) from error
         log.warning("what control learns will not be kept: %s: %s", path, error.strerror or error)
-    reason = controller.load(path) if reason is None else reason
-    if reason:
+    if reason := controller.load(file):
         log.warning("what control learned is not used: %s: %s", path, reason)
-    return SavedControl(controller, path, reason or "")
+    return SavedControl(controller, file, reason)
 
 
 def _default_file(config: Config, name: str, ids: Mapping[str, ModelId]) -> Path:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headstart.control.asking import AskingBudget
@@ -32,7 +31,7 @@ from headstart.control.cost import CostTable
 from headstart.control.labels import Labels
 from headstart.control.model_planner import ModelDraftPlanner
 from headstart.control.rollback import RollbackPrice
-from headstart.control.state import encode, read_state, restore, write_state
+from headstart.control.state import StateFile, encode, restore
 from headstart.control.values import Allowance, DraftCall, Step
 from headstart.types import DraftMode
 
@@ -224,21 +223,21 @@ class Controller:
             "draft_models": self._model_planner.describe(),
         }
 
-    def save(self, path: Path) -> None:
+    def save(self, file: StateFile) -> None:
         """Save the learned state, atomically.
 
         Raises:
             OSError: the file cannot be written.
         """
-        write_state(path, encode(self))
+        file.write(encode(self))
 
-    def load(self, path: Path) -> str | None:
-        """Load a saved state; returns None, or the reason why not (then nothing changed)."""
+    def load(self, file: StateFile) -> str:
+        """Load the saved state, if any; returns the reason if not (then nothing changed)."""
         fresh = Controller()
         try:
-            restore(fresh, read_state(path))
-        except (OSError, ValueError) as error:
-            return str(error)
+            if not file.state:
+                return file.why_not
+            restore(fresh, file.state)
         except KeyError as error:
             return f"it lacks {error}: it is of another version of Headstart; control begins anew"
         for table in fresh._calibration.tables.values():
@@ -247,4 +246,4 @@ class Controller:
             if table.is_probability:
                 fresh.trust_scores(speculator)
         self.__dict__.update(fresh.__dict__)
-        return None
+        return ""

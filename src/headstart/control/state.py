@@ -3,7 +3,7 @@
 Each class names its saved fields:
 
     class DraftCost:
-        SAVED = ("round_ms", "_age")
+        SAVED = ("round_ms", "catch_up_ms")
 
     encode(cost)            plain values for JSON; a leading underscore is not written
     restore(cost, state)    takes them over; other fields stay as the class made them
@@ -27,90 +27,68 @@ from headstart.types.errors import ConfigError
 
 # Increase it if a saved field changes its meaning, or counts their buckets.
 VERSION = 6
-LEARNED_FOR = "learned_for"  # the key of the models: part -> [digest, name]
+_MODELS = "learned_for"  # the key of the models: part -> [digest, name]
 
 
-def why_unusable(path: Path, models: Mapping[str, ModelId]) -> str | None:
-    """None if the file has state for these models, otherwise the reason; "" if nothing was learned
-    yet.
+class StateFile:
+    """A file of saved state, and the models it is for."""
 
-    Args:
-        models: by part, "target" or "draft model". Parts that only the file has are ignored,
-            and speculators are not compared: each has its state under its name.
+    def __init__(self, path: Path, models: Mapping[str, ModelId]) -> None:
+        """Read it: `state` is what it holds, `why_not` the reason if that is not usable.
 
-    Raises:
-        ConfigError: it was learned for another model.
-    """
-    state, reason = _read_ours(path)
-    known = _models(state)
-    for part, model in models.items():
-        if known.get(part, model) != model:
-            raise ConfigError(
-                f"--spec-state {path} was learned for the {part} {known[part]}, not for {model}; "
-                "name another file, "
-                "or remove this one to start over"
-            )
-    return reason
+        Args:
+            models: by part, "target" or "draft model". Parts that only the file has are kept, and
+                speculators are not compared: each has its state under its name.
 
+        Raises:
+            ConfigError: it was learned for another model.
+        """
+        self.path, self.state, self.why_not = path, dict[str, Any](), ""
+        try:
+            if path.exists() and path.stat().st_size:
+                self.state = _read(path)
+        except (OSError, ValueError) as error:
+            self.why_not = str(error)
+        known = {part: ModelId(*model) for part, model in self.state.pop(_MODELS, {}).items()}
+        for part, model in models.items():
+            if known.get(part, model) != model:
+                raise ConfigError(
+                    f"--spec-state {path} was learned for the {part} {known[part]}, not for "
+                    f"{model}; name another file, or remove this one to start over"
+                )
+        both = {**known, **models}
+        self._models = {part: [model.digest, model.name] for part, model in both.items()}
 
-def claim_state(path: Path, models: Mapping[str, ModelId]) -> None:
-    """Record in the file which models it is for; its other contents are kept.
+    def check(self) -> None:
+        """Check that it can be written.
 
-    Raises:
-        OSError: it cannot be written, now or foreseeably later.
-    """
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    for place in (path, path.resolve().parent) if path.exists() else ():
-        if not os.access(place, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
-    state, _ = _read_ours(path)
-    known = _models(state)
-    both = {**known, **models}
-    if both != known:
-        write_state(
-            path, {**state, LEARNED_FOR: {part: [m.digest, m.name] for part, m in both.items()}}
-        )
+        Raises:
+            OSError: it cannot, now or foreseeably later.
+        """
+        if self.path.exists() and not self.path.is_file():
+            raise OSError(errno.EINVAL, "it is not a regular file", str(self.path))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        for place in (self.path, self.path.resolve().parent):
+            if place.exists() and not os.access(place, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
 
+    def write(self, state: Mapping[str, Any]) -> None:
+        """Replace it atomically: a kill or a full disk leaves either the old or the new one.
 
-def _read_ours(path: Path) -> tuple[dict[str, Any], str | None]:
-    """The file's state and None; or a state without contents (perhaps with its models), and why."""
-    try:
-        if not path.exists() or not path.stat().st_size:
-            return {}, ""
-        state = read_state(path)
-    except (OSError, ValueError) as error:
-        return {}, str(error)
-    return state, None if state.keys() - {LEARNED_FOR} else ""
-
-
-def _models(state: Mapping[str, Any]) -> dict[str, ModelId]:
-    """The models a state was learned for."""
-    return {part: ModelId(*model) for part, model in state.get(LEARNED_FOR, {}).items()}
+        Raises:
+            OSError: it cannot be written; no other file is left behind.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        text = _text({**state, _MODELS: self._models})
+        head = f'{{"version":{VERSION},"crc32":{crc32(text.encode())},"state":'
+        replace_file(self.path, f"{head}{text}}}".encode())
 
 
-def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Replace the file atomically, so that a kill or a full disk leaves either the old or the new
-    one.
-
-    Its models are kept: the caller need not know them.
-
-    Raises:
-        OSError: it cannot be written; no other file is left behind.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if LEARNED_FOR not in state:
-        state = {**state, LEARNED_FOR: _read_ours(path)[0].get(LEARNED_FOR, {})}
-    text = _text(state)
-    head = f'{{"version":{VERSION},"crc32":{crc32(text.encode())},"state":'
-    replace_file(path, f"{head}{text}}}".encode())
-
-
-def read_state(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     """Read a saved state.
 
     Raises:
-        OSError: the file is missing or unreadable.
+        OSError: the file is unreadable.
         ValueError: it is damaged, was edited, or has another version.
     """
     try:
@@ -120,8 +98,8 @@ def read_state(path: Path) -> dict[str, Any]:
     version = file.get("version") if isinstance(file, dict) else None
     if version != VERSION:
         raise ValueError(
-            f"its version is {version!r} but this server reads version {VERSION}; control begins "
-            "anew"
+            f"its version is {version!r} but this server reads version {VERSION}; control starts "
+            "over"
         )
     state = file.get("state")
     if not isinstance(state, dict) or file.get("crc32") != crc32(_text(state).encode()):

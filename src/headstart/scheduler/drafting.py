@@ -12,12 +12,12 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.cost import Sample
+from headstart.control.state import StateFile
 from headstart.control.values import DraftCall, Step, with_gap
 from headstart.scheduler.batching import limit_drafts
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
@@ -57,7 +57,7 @@ class Drafting:
         config: SpeculationConfig,
         controller: Controller,
         unusable: str = "",
-        state: Path | None = None,
+        state: StateFile | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`speculators` are in order of preference.
@@ -279,6 +279,7 @@ class Drafting:
             "p_min": self.config.draft_p_min,
             "unusable": self.unusable,
             "not_imported": dict(NOT_IMPORTED),
+            "state": "" if self._state is None else str(self._state.path),
             "speculators": {
                 name: speculator.describe() for name, speculator in self.speculators.items()
             },

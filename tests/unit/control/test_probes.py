@@ -12,6 +12,7 @@ from benchmarks.lib.steps import decode, grant, model_call, ran
 
 from headstart.control import Allowance, Controller, ModelSlot, Step
 from headstart.control.probes import CREDIT, Probes
+from headstart.control.state import StateFile
 from headstart.control.values import MOST_TRIALS, TRIAL_SHARE, with_gap
 
 STEP = Step(1, 1, 1000)
@@ -95,11 +96,11 @@ def test_a_model_that_became_good_is_used_again_on_long_prompts(
     for seq_id in range(30):
         answer(controller, seq_id, prompt, is_good=False)
     if is_restarted:
-        controller.save(tmp_path / "state")
+        controller.save(StateFile(tmp_path / "state", {}))
         controller = Controller()
         for name in ("model", with_gap("model")):
             controller.trust_scores(name)
-        assert controller.load(tmp_path / "state") is None
+        assert controller.load(StateFile(tmp_path / "state", {})) == ""
         decode(controller, 1, 1000, PLAIN_MS)
     accepted = [answer(controller, seq_id, prompt, is_good=True)[0] for seq_id in range(100, 220)]
     assert sum(accepted[-10:]) > 0.5 * 10 * ANSWER

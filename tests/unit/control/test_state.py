@@ -12,7 +12,7 @@ import pytest
 from headstart.app.speculation import wanted_types
 from headstart.config import SpeculationConfig
 from headstart.control import Controller
-from headstart.control.state import claim_state, read_state, why_unusable, write_state
+from headstart.control.state import StateFile
 from headstart.structures.model_id import ModelId
 from headstart.types.errors import ConfigError
 
@@ -32,8 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 def learned(path: Path, models: dict[str, ModelId]) -> None:
     """As a server leaves it."""
-    claim_state(path, models)
-    Controller().save(path)
+    Controller().save(StateFile(path, models))
 
 
 def test_a_state_of_another_model_is_refused_by_name_with_the_remedy_and_left_alone(
@@ -44,62 +43,37 @@ def test_a_state_of_another_model_is_refused_by_name_with_the_remedy_and_left_al
     with pytest.raises(
         ConfigError, match=r"for the target small\.gguf \(11\), not for big\.gguf.*name another"
     ):
-        why_unusable(path, {"target": BIG})
+        StateFile(path, {"target": BIG})
     with pytest.raises(
         ConfigError, match=r"learned for the draft model draft\.gguf \(33\), not for big\.gguf"
     ):
-        why_unusable(path, TARGET | {"draft model": BIG})
+        StateFile(path, TARGET | {"draft model": BIG})
     assert path.read_bytes() == before
 
 
 def test_a_draft_model_may_come_and_go_and_stays_known(path: Path) -> None:
     learned(path, TARGET)
+    before = StateFile(path, {}).state
     learned(path, TARGET | {"draft model": DRAFT})
     learned(path, TARGET)
-    assert why_unusable(path, TARGET | {"draft model": DRAFT}) is None
+    assert StateFile(path, TARGET | {"draft model": DRAFT}).state == before
     with pytest.raises(ConfigError, match="draft model"):
-        why_unusable(path, TARGET | {"draft model": BIG})
-
-
-@pytest.mark.parametrize("saved", [True, False], ids=["learned", "nothing learned yet"])
-def test_whom_it_is_for_is_known_before_anything_was_learned_and_after(
-    path: Path, saved: bool
-) -> None:
-    claim_state(path, TARGET)
-    if saved:
-        Controller().save(path)
-        Controller().save(path)
-    with pytest.raises(ConfigError):
-        why_unusable(path, {"target": BIG})
-    assert why_unusable(path, TARGET) == (None if saved else "")
+        StateFile(path, TARGET | {"draft model": BIG})
+    assert path.read_bytes().startswith(b'{"version":')
 
 
 @pytest.mark.parametrize(
     "content", ['{"version":1,"cost":{}}', '{"version":0}', '{"version":1,"learned_for":7}', "{"]
 )
-def test_a_state_that_cannot_be_read_or_names_no_model_is_not_used_and_claimed_anew(
+def test_a_state_that_cannot_be_read_or_names_no_model_is_not_used_and_replaced(
     path: Path, content: str
 ) -> None:
     path.parent.mkdir()
     path.write_text(content)
-    assert why_unusable(path, TARGET)
+    assert StateFile(path, TARGET).why_not
     assert path.read_text() == content
-    claim_state(path, TARGET)
-    assert why_unusable(path, TARGET) == ""
-
-
-def test_claiming_changes_nothing_that_was_learned(path: Path) -> None:
     learned(path, TARGET)
-    before = read_state(path)
-    claim_state(path, TARGET | {"draft model": DRAFT})
-    after = read_state(path)
-    assert after.pop("learned_for") == {
-        "target": ["11", "small.gguf"],
-        "draft model": ["33", "draft.gguf"],
-    }
-    before.pop("learned_for")
-    assert after == before
-    assert path.read_bytes().startswith(b'{"version":')
+    assert not StateFile(path, TARGET).why_not
 
 
 def test_a_model_is_known_by_its_content_wherever_it_lies(tmp_path: Path) -> None:
@@ -137,7 +111,7 @@ def test_a_failed_write_leaves_the_old_state_and_nothing_beside_it(
     before = path.read_bytes()
     failure(monkeypatch)
     with pytest.raises(OSError, match=r"No space|Input/output"):
-        write_state(path, {"cost": {}})
+        StateFile(path, TARGET).write({"cost": {}})
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     assert path.read_bytes() == before
 
@@ -150,16 +124,8 @@ def test_a_file_that_cannot_be_written_later_is_noticed_at_once_and_not_touched(
     for place in (path, path.parent):
         monkeypatch.setattr(os, "access", lambda asked, mode, place=place: Path(asked) != place)
         with pytest.raises(PermissionError):
-            claim_state(path, TARGET)
+            StateFile(path, TARGET).check()
     assert (path.read_bytes(), path.stat().st_ino) == (before, inode)
-
-
-def test_a_claim_that_is_there_is_not_written_again(path: Path) -> None:
-    """So that a disk that is full does not keep an engine that died from starting again."""
-    learned(path, TARGET)
-    inode = path.stat().st_ino
-    claim_state(path, TARGET)
-    assert path.stat().st_ino == inode
 
 
 @pytest.mark.parametrize("number", ["0.5", "1" + "0" * 400, "[" * 100_000])
@@ -168,14 +134,14 @@ def test_a_number_that_was_changed_or_that_python_cannot_hold_is_a_damaged_file(
 ) -> None:
     learned(path, TARGET)
     path.write_text(path.read_text().replace('"level":0.0', f'"level":{number}'))
-    assert Controller().load(path)
+    assert Controller().load(StateFile(path, TARGET))
 
 
 def test_a_device_or_pipe_is_neither_read_nor_replaced(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(OSError, match="not a regular file"):
-        claim_state(pipe, TARGET)
+        StateFile(pipe, TARGET).check()
     with pytest.raises(ConfigError, match="not a regular file"):
         wanted_types(SpeculationConfig(spec_state=str(pipe)), None)
     assert stat.S_ISFIFO(pipe.stat().st_mode)
@@ -188,4 +154,4 @@ def test_a_folder_that_cannot_be_looked_into_is_named_and_ends_nothing(
         raise PermissionError(13, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, "exists", refuse)
-    assert "Permission denied" in (why_unusable(path, TARGET) or "")
+    assert "Permission denied" in StateFile(path, TARGET).why_not

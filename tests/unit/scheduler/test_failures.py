@@ -30,6 +30,7 @@ from tests.unit.scheduler.conversations import ask, conversation, long, tiled
 from headstart.control.calibration import Calibration
 from headstart.control.controller import Controller
 from headstart.control.cost import CostTable
+from headstart.control.state import StateFile
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.prompt_store import StoredBlock
 from headstart.scheduler.scheduler import Scheduler
@@ -142,7 +143,8 @@ def test_control_that_cannot_say_what_it_knows_ends_drafts_and_not_the_engine(
 ) -> None:
     engine, requests = Model(2), make_requests(4)
     scheduler = make_scheduler(engine, [Oracle(engine, requests)], AUTO, Controller())
-    drafting = Drafting([], AUTO, scheduler.drafting.controller, state=tmp_path / "state")
+    state = StateFile(tmp_path / "state", {})
+    drafting = Drafting([], AUTO, scheduler.drafting.controller, state=state)
     break_control(monkeypatch, method)
     drafting.save()
     drafting.close()

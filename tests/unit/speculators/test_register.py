@@ -23,6 +23,7 @@ from headstart.app.speculation import (
 )
 from headstart.config import Config, EngineConfig, SpeculationConfig
 from headstart.control.controller import Controller
+from headstart.control.state import StateFile
 from headstart.speculators import SPECULATORS, Speculator, register
 from headstart.speculators.base_states import StateSpeculator
 from headstart.speculators.draft_model import DraftModelSpeculator
@@ -251,7 +252,7 @@ def test_a_state_file_that_is_somebody_elses_is_not_replaced(tmp_path: Path) -> 
 
 
 def test_a_state_file_of_ours_or_none_is_taken(tmp_path: Path) -> None:
-    Controller().save(tmp_path / "state")
+    Controller().save(StateFile(tmp_path / "state", {}))
     (tmp_path / "touched").touch()
     for name in ("state", "touched", "absent"):
         wanted_types(SpeculationConfig(spec_state=str(tmp_path / name)), None)
