@@ -132,7 +132,7 @@ class AutoModel(Learner):
             return self.share()
         if self.has_texts:
             self.offer_texts(slots)
-        if self.controller.wanted("model", [slot.number for slot in slots]):
+        if self.controller.wants_model("model"):
             milliseconds = self.ask(slots)
         choice = self.share(milliseconds, 2 * LONGEST)
         drafts = zip(slots, plan.drafts, choice.lengths, strict=True)

@@ -61,6 +61,7 @@ class Controller:
         self.best, self.knows_costs = self._budget.best, self._cost.is_known
         self.learn_costs = self._cost.calibrate
         self.learn_draft_costs = self._model_planner.calibrate
+        self.wants_model = self._model_planner.wanted
 
     def sleeps(self, plan: StepPlan, texts: Sequence[str], models: Sequence[str]) -> bool:
         """Whether to ask no speculator in this step, because none has paid for some time.
@@ -85,18 +86,16 @@ class Controller:
         waits = [*map(self._model_planner.sleeps, models)]
         for name in texts:
             asking = self._asking.get(name)
-            waits.append(asking.sleeps(numbers) if asking else 0)
+            waits.append(asking.sleeps(len(numbers)) if asking else 0)
         if (num_steps := min(waits, default=1)) < 1:
             return False
         self._num_asleep, self._num_slept, self._sleepers = num_steps - 1, 1, numbers
         return True
 
-    def wanted(self, speculator: str, numbers: Sequence[int]) -> Sequence[int]:
-        """The requests among `numbers` for which to ask the speculator; call it once per step."""
-        if speculator in self._model_planner.drafters:
-            return self._model_planner.wanted(speculator, numbers)
+    def wanted(self, speculator: str, num_slots: int) -> bool:
+        """Whether to ask a text speculator for `num_slots` answers; call it once per step."""
         asking = self._asking.get(speculator)
-        return numbers if asking is None else asking.wanted(numbers)
+        return asking is None or asking.wanted(num_slots)
 
     def grant(self, plan: StepPlan) -> dict[str, list[Allowance]]:
         """How far draft models may draft, for each entry of `plan.wishes`; at most one per
@@ -180,17 +179,16 @@ class Controller:
         shared_ms = max(0.0, shared_ms) / num_asked
         slot_ms = self._budget.plain_ms(step) / step.num_slots
         for call in calls:
-            name, numbers, saved = call.speculator, list[int](), list[float]()
+            name, saved = call.speculator, list[float]()
             asking = self._asking.setdefault(name, AskingBudget())
             asking.took(shared_ms + call.milliseconds / len(call.indices))
             for index in call.indices:
-                sequence = plan.sequences[index]
-                if sequence.policy.mode is DraftMode.FIXED:
+                if plan.sequences[index].policy.mode is DraftMode.FIXED:
                     continue  # asked in any case; its savings are not computed
-                numbers.append(sequence.number)
                 is_verified = name in plan.sources[index][: plan.lengths[index]]
                 saved.append(plan.saved_ms[index] if is_verified and plan.saved_ms else 0.0)
-            asking.earned(numbers, saved, slot_ms)
+            if saved:
+                asking.earned(saved, slot_ms)
 
     def _read_decode(self, record: StepRecord) -> None:
         rows, milliseconds = record.num_computed, record.cost_ms
@@ -210,8 +208,6 @@ class Controller:
         self._running.discard(number)
         self._labels.end(number)
         self._calibration.end(number)
-        for asking in self._asking.values():
-            asking.end(number)
         self._model_planner.end(number, num_answered, num_running)
 
     def describe(self) -> dict[str, Any]:

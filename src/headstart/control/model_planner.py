@@ -126,15 +126,14 @@ class ModelDraftPlanner:
                         self.drafters[one].history.skip(slot.number)
         return planned
 
-    def wanted(self, speculator: str, numbers: Sequence[int]) -> Sequence[int]:
-        """The members of `numbers` to plan for in this step: all or none."""
-        if self.sleeps(speculator):
+    def wanted(self, speculator: str) -> bool:
+        """Whether to plan for it in this step; call it once per step."""
+        if is_asleep := self.sleeps(speculator) > 0:
             self.wait(speculator, 1)
-            return ()
-        return numbers
+        return not is_asleep
 
     def sleeps(self, speculator: str) -> int:
-        """Number of steps in which none are `wanted`."""
+        """Number of steps in which it is not `wanted`."""
         drafter = self.drafters[speculator]
         probes = drafter.probes
         if probes.is_closed and self.drafters[with_gap(speculator)].probes.is_closed:

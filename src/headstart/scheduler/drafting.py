@@ -172,13 +172,13 @@ class Drafting:
         for speculator in self._texts:
             name = speculator.name
             may_draft, asked, requests = askable(plan, indices, speculator, found), [], []
-            wanted = self.controller.wanted(name, [plan.sequences[i].number for i in may_draft])
+            is_wanted = self.controller.wanted(name, len(may_draft))
             for index in may_draft:
                 sequence = plan.sequences[index]
                 cells, namespace = sequence.cells, sequence.request.namespace
                 assert cells is not None
                 # lengths set by hand are always honoured
-                if sequence.number in wanted or sequence.policy.is_fixed:
+                if is_wanted or sequence.policy.is_fixed:
                     asked.append(index)
                     limit, words = plan.limits[index], sequence.text.words
                     requests.append(DraftRequest(cells.seq_id, words, limit, namespace=namespace))

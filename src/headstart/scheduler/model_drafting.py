@@ -29,9 +29,8 @@ class ModelDrafting:
         asked: list[tuple[GuardedSpeculator, list[int]]] = []
         for model in self._models:
             candidates = askable(plan, may_draft, model, plan.sources)
-            numbers = [plan.sequences[index].number for index in candidates]
             if any(plan.sequences[index].policy.is_fixed for index in candidates) or (
-                numbers and self._controller.wanted(model.name, numbers)
+                candidates and self._controller.wants_model(model.name)
             ):
                 asked.append((model, candidates))
                 plan.wishes[model.name] = [self._slot(plan, index, model) for index in candidates]

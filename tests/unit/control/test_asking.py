@@ -19,10 +19,10 @@ def ask(asking: AskingBudget, step_ms: float, earned: list[float]) -> list[bool]
     """In which of these steps it is asked."""
     asked = []
     for milliseconds in earned:
-        asked.append(bool(asking.wanted([1])))
+        asked.append(asking.wanted(1))
         if asked[-1]:
             asking.took(COST)
-            asking.earned([1], [milliseconds], step_ms)
+            asking.earned([milliseconds], step_ms)
     return asked
 
 
@@ -31,7 +31,6 @@ def test_who_earns_nothing_takes_a_small_share_of_fast_steps(num_requests: int) 
     asking, num_asked = AskingBudget(), 0
     for _ in range(num_requests):
         num_asked += sum(ask(asking, FAST, [0.0] * (2000 // num_requests)))
-        asking.end(1)
     assert num_asked * COST < 1.3 * TRIAL_SHARE * 2000 * FAST + 10 * COST
 
 
@@ -55,9 +54,8 @@ def test_a_new_request_begins_with_what_the_others_earned(saved: float, *, is_as
     """Answers of 50 tokens that nobody can guess take no more of the time than one long one."""
     asking = AskingBudget()
     ask(asking, FAST, [saved] * 300)
-    asking.end(1)
     asking.savings = -COST
-    assert bool(asking.wanted([2])) == is_asked
+    assert asking.wanted(1) == is_asked
 
 
 def test_one_slow_call_does_not_silence_a_speculator() -> None:
@@ -72,10 +70,10 @@ def test_who_takes_as_long_as_many_steps_is_not_asked_again_before_so_many() -> 
     asking = AskingBudget()
     asked = 0
     for _ in range(100):
-        if bool(asking.wanted([1])):
+        if asking.wanted(1):
             asked += 1
             asking.took(50.0)
-            asking.earned([1], [0.0], 1.0)
+            asking.earned([0.0], 1.0)
     assert asked <= 2
 
 
@@ -115,14 +113,14 @@ def test_a_model_that_does_not_pay_is_planned_for_in_every_fourth_step() -> None
     controller.learn_draft_costs("model", 5.0 * SLOW, SLOW)
     planned = 0
     for _ in range(300):
-        if controller.sleeps(make_plan(STEP), [], ["model"]) or not controller.wanted("model", [1]):
+        if controller.sleeps(make_plan(STEP), [], ["model"]) or not controller.wants_model("model"):
             continue
         planned += 1
         (allowance,) = grant(controller, {"model": [ModelSlot(1, 16, catch_up=500)]}, STEP)["model"]
         assert allowance.max_tokens == 0
     assert planned <= 90
     controller.begin(2, "")
-    assert controller.wanted("model", [1]), "a new request may be one for which it pays"
+    assert controller.wants_model("model"), "a new request may be one for which it pays"
 
 
 def test_all_sleep_or_none() -> None:
@@ -130,18 +128,16 @@ def test_all_sleep_or_none() -> None:
     controller = learned(FAST)
     for _ in range(40):
         if not controller.sleeps(make_plan(TWO, numbers=[1, 2]), ["text"], []):
-            asked = list(controller.wanted("text", [1, 2]))
-            saved = [5.0 if i == 2 else 0.0 for i in asked]
-            asked_together(controller, asked, saved, TWO, COST)
+            asked_together(controller, [1, 2], [0.0, 5.0], TWO, COST)
     assert not controller.sleeps(make_plan(TWO, numbers=[1, 2]), ["text"], [])
-    assert controller.wanted("text", [2])
+    assert controller.wanted("text", 2)
 
 
 def test_a_sleep_that_a_new_request_ends_saves_for_as_long_as_it_was() -> None:
     controller, plan = learned(FAST), make_plan(STEP, numbers=[1])
     while not controller.sleeps(plan, ["text"], []):
-        if asked := list(controller.wanted("text", [1])):
-            asked_together(controller, asked, [0.0], STEP, 10 * COST)
+        if controller.wanted("text", 1):
+            asked_together(controller, [1], [0.0], STEP, 10 * COST)
     savings = controller._asking["text"].savings
     assert all(controller.sleeps(plan, ["text"], []) for _ in range(5))
     controller.sleeps(make_plan(TWO, numbers=[1, 2]), ["text"], [])
@@ -152,5 +148,5 @@ def test_a_sleep_that_a_new_request_ends_saves_for_as_long_as_it_was() -> None:
 def test_a_first_draft_that_saves_nothing_does_not_silence_a_speculator() -> None:
     asking = AskingBudget()
     asking.took(COST)
-    asking.earned([0], [0.0], FAST)
-    assert asking.wanted([0]) == [0]
+    asking.earned([0.0], FAST)
+    assert asking.wanted(1)

@@ -196,7 +196,7 @@ def test_a_model_that_lost_its_credit_and_became_good_drafts_again_in_the_same_r
         call = model_call([Allowance(3, can_skip=can_skip)], [[0.9] * 3], 9.0 * PLAIN_MS)
         ran(controller, call, STEP, 0)
     for step in range(2000):
-        if not controller.wanted("model", [1]):
+        if not controller.wants_model("model"):
             continue
         (allowance,) = grant(controller, {"model": [slot]}, STEP)["model"]
         if length := allowance.max_tokens:
@@ -218,7 +218,7 @@ def test_a_model_that_fails_again_and_again_costs_a_small_share_of_the_time(
         slot = ModelSlot(number, 16, 600, recent=200 if can_skip else None)
         for _ in range(100):
             num_steps += 1
-            if not controller.wanted("model", [number]):
+            if not controller.wants_model("model"):
                 continue
             (allowance,) = grant(controller, {"model": [slot]}, STEP)["model"]
             if allowance.max_tokens:
