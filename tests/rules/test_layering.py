@@ -29,8 +29,8 @@ EXCEPTIONS = {
     # for the type checker only
     ("scheduler/scheduler.py", "worker"),
     ("control/budget.py", "scheduler"),
+    ("control/calibration.py", "scheduler"),
     ("control/controller.py", "scheduler"),
-    ("control/labels.py", "scheduler"),
 }
 
 

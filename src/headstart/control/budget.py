@@ -22,6 +22,10 @@ first token 1.37, against 0.98 and 0.94).
 Plain steps are timed even while all steps have drafts or padding: a level too high for the width in
 use looks like a slower machine, and losing drafts would continue forever. So occasionally a step is
 plain, within TRIAL_SHARE of the time.
+
+Recurrent layers without snapshots keep one state. It is copied before a draft is verified; after a
+rejection it is restored, and the next step decodes the accepted tokens again, without a draft. So a
+draft has a price besides its rows, which is higher if the draft is likely to end early.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING, ClassVar
 
 from headstart.control.cost import MARGIN, CostTable
-from headstart.control.values import SLOW, TRIAL_SHARE, Step
+from headstart.control.values import FAST, SLOW, TRIAL_SHARE, Step
 from headstart.types import DraftMode
 
 if TYPE_CHECKING:
@@ -47,6 +51,13 @@ class Budget:
         self._cost = cost
         self._tokens = self._time = 1.0  # averages of steps, relative to those without drafts
         self._num_unseen = 0  # steps since a plain one
+        self.copy_ms: float | None = None  # of one sequence's state; None: nothing was copied
+
+    def observe_copy(self, milliseconds: float) -> None:
+        """Update the time of copying a sequence's state."""
+        if self.copy_ms is None:
+            self.copy_ms = milliseconds
+        self.copy_ms += FAST * (milliseconds - self.copy_ms)
 
     @property
     def speedup(self) -> float:
@@ -85,20 +96,20 @@ class Budget:
 
         return max(range(len(survivals)), key=worth)
 
-    def share(
-        self, plan: StepPlan, survivals: Sequence[Sequence[float]], sunk_ms: float = 0.0
-    ) -> None:
+    def share(self, plan: StepPlan, sunk_ms: float = 0.0) -> None:
         """Write into the plan how many draft tokens each answer verifies, what that saves, and
         padding rows if a wider step takes less time. O(n log n) in draft tokens.
 
         Args:
             plan: the batch so far.
-            survivals: by answer, empty without a draft.
             sunk_ms: time already spent on these drafts, without probes; lowers the speedup, not
                 this plan.
         """
         step = plan.price
         assert step is not None
+        survivals = plan.survivals
+        if self.copy_ms is not None:
+            survivals = [self._worth(one, step, self.copy_ms) for one in survivals]
         given, fixed, left = [0] * len(survivals), set[int](), step.max_draft_rows
         for index, sequence in enumerate(plan.sequences):
             if sequence.policy.mode is DraftMode.FIXED:
@@ -135,6 +146,31 @@ class Budget:
         if rows + padding == step.num_slots:
             self._num_unseen = 0
         plan.lengths, plan.num_padding = given, padding
+
+    def handicap(self, step: Step) -> float:
+        """Tokens that a draft model's draft must earn to break even."""
+        if self.copy_ms is None:
+            return 0.0
+        survival = [0.5] * 3  # a typical draft, as there is none yet
+        return max(0.0, sum(survival) - sum(self._worth(survival, step, self.copy_ms)))
+
+    def _worth(self, survival: Sequence[float], step: Step, copy_ms: float) -> list[float]:
+        """Net value of each token: its survival minus what it adds to the price of a draft that
+        cannot be truncated for free.
+
+        Non-increasing, like survival: if a token pays for earlier ones, they share the value.
+        """
+        base, num_slots = step.num_base_rows, step.num_slots
+        curve = self._cost.curve(base + len(survival), step.context, can_fill=step.can_pad)
+        rate = self.rate(step, curve[num_slots])
+        lost = max(0.0, rate * curve[num_slots] / num_slots - 1.0)  # by the step without a draft
+        worth, reached, price = list[float](), 1.0, rate * copy_ms
+        for index, chance in enumerate(survival):
+            again = rate * (copy_ms + curve[base + index + 1] - curve[base]) + lost
+            price += (reached - chance) * again  # for this token being the first one rejected
+            worth.append(chance - price)
+            reached, price = chance, 0.0
+        return _never_rising(worth)
 
     def _try_plain(self, step: Step, speedup: float) -> bool:
         """Whether to time a plain step now, without drafts and padding; rarely true."""
@@ -202,3 +238,20 @@ class Budget:
         ]
         best = values.index(max(values)) if values else 0
         return [sum([s > 0.0 for s in own[:best]]) for own in survivals]
+
+
+def _never_rising(values: Sequence[float]) -> list[float]:
+    """Non-increasing values with the same sum in each block (pool adjacent violators).
+
+    >>> _never_rising([-1.0, 2.0, 0.25])
+    [0.5, 0.5, 0.25]
+    """
+    blocks: list[tuple[float, int]] = []  # mean, length
+    for value in values:
+        mean, length = value, 1
+        while blocks and blocks[-1][0] < mean:
+            before, count = blocks.pop()
+            mean = (before * count + mean * length) / (count + length)
+            length += count
+        blocks.append((mean, length))
+    return [mean for mean, length in blocks for _ in range(length)]

@@ -1,7 +1,9 @@
 """Acceptance, the first of control's three instruments: calibrates speculators' scores.
 
 In: a draft's scores. Out: for each of its tokens the probability that it and all before it are
-accepted (survival), in tokens. Learned from every draft once its text is known, verified or not.
+accepted (survival), in tokens. Learned from offers, each compared with the text as it appears,
+whether it was verified or not. So control knows what a speculator would have saved even while it is
+off or outbid, and at positions that were not verified.
 
 Conditional acceptance a = P(token i accepted | tokens before it accepted) is counted per speculator
 and score bucket. Counts fade: n <- d n + 1. A bucket with few counts is shrunk towards the
@@ -28,9 +30,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 from math import exp
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from headstart.control.values import FADE, WEIGHT
+
+if TYPE_CHECKING:
+    from headstart.scheduler.step import Offer, StepRecord
 
 # edges of score buckets: scores up to 1 are probabilities or shares, above 1 lengths or counts
 EDGES = (
@@ -173,6 +178,9 @@ class Calibration:
         self._requests: dict[int, dict[str, Known]] = {}  # by speculator
         # by namespace, least recently used first, then by speculator
         self._tokens: dict[str, dict[str, TokenOdds]] = {}
+        # Per request and speculator, one undecided offer: the expected tokens (including those
+        # before the draft) and how many have matched so far.
+        self._followed: dict[int, dict[str, tuple[Offer, list[int], int]]] = {}
 
     def trust_scores(self, speculator: str) -> None:
         """Treat this speculator's scores as probabilities until counts show otherwise."""
@@ -203,6 +211,44 @@ class Calibration:
             if alive < 0.01:  # later tokens are hardly ever accepted
                 break
         return survival + [0.0] * (len(confidence) - len(survival))
+
+    def read(self, record: StepRecord) -> None:
+        """Learn what a step showed of the offers.
+
+        Token by token: otherwise an unverified correct draft of 32 tokens would be counted only 32
+        steps later.
+        """
+        plan, all_followed = record.plan, self._followed
+        for offer in plan.offers:
+            own = all_followed.setdefault(plan.sequences[offer.index].number, {})
+            if offer.draft.speculator not in own:  # otherwise an earlier one is still undecided
+                own[offer.draft.speculator] = offer, [*offer.after, *offer.draft.tokens], 0
+        # including the first token after a preempted text
+        for sequence, emitted in zip(plan.sequences, record.emitted, strict=True):
+            own = all_followed.get(sequence.number, {})
+            for name, (offer, expected, start) in list(own.items()):
+                end = start
+                for token in emitted[: len(expected) - start]:
+                    if token != expected[end]:
+                        break
+                    end += 1
+                is_wrong = end - start < len(emitted) and end < len(expected)
+                if is_wrong or end == len(expected):
+                    del own[name]
+                else:
+                    own[name] = offer, expected, end
+                first = len(offer.after)
+                known, right = max(0, start - first), max(0, end - first)
+                labelled = max(0, end + is_wrong - first)
+                if labelled > known:
+                    scores, line = offer.draft.confidence, offer.line
+                    self.record(
+                        sequence.number,
+                        name,
+                        scores[known:labelled],
+                        right - known,
+                        line[known : labelled + 1],
+                    )
 
     def record(
         self,
@@ -238,7 +284,8 @@ class Calibration:
             del self._tokens[name]
 
     def end(self, number: int) -> None:
-        """Forget a request that ended, with its shift."""
+        """Forget a request that ended, with its shift and its undecided offers."""
+        self._followed.pop(number, None)
         self._requests.pop(number, None)
         self._namespaces.pop(number, None)
 

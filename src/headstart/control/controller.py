@@ -4,10 +4,10 @@ Pure arithmetic: no clock, no model, no randomness; the caller measures, control
 instruments, in milliseconds and tokens:
 
 - acceptance (`calibration`): the probability that a draft token is accepted;
-- cost (`cost`, with `draft_cost`): the time of a target step by its rows, and of a draft model;
-- planner: `budget` assigns rows to draft tokens (`rollback` prices drafts of targets that cannot
-  truncate), `model_planner` decides how far draft models draft (`forecast` predicts their drafts,
-  `probes` retries disabled ones), and `asking` which speculators are asked at all.
+- cost (`cost`): the time of a target step by its rows, and of a draft model's calls;
+- planner: `budget` assigns rows to draft tokens, `model_planner` decides how far draft models draft
+  (`forecast` predicts their drafts, `probes` retries disabled ones), and `asking` which speculators
+  are asked at all.
 
 One step:
 
@@ -21,16 +21,13 @@ One step:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headstart.control.asking import AskingBudget
 from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
 from headstart.control.cost import CostTable
-from headstart.control.labels import Labels
 from headstart.control.model_planner import ModelDraftPlanner
-from headstart.control.rollback import RollbackPrice
 from headstart.control.state import StateFile, encode, restore
 from headstart.control.values import Allowance, DraftCall, Step
 from headstart.types import DraftMode
@@ -49,14 +46,12 @@ class Controller:
         self._cost = CostTable()
         self._budget = Budget(self._cost)
         self._model_planner = ModelDraftPlanner(self._cost, self._budget, self._calibration)
-        self._rollback = RollbackPrice(self._cost, self._budget)
         self._asking: dict[str, AskingBudget] = {}  # by text speculator
-        self._labels = Labels()
         self._running: set[int] = set()  # numbers of the requests
         # upcoming and past steps in which no speculator is asked, and for which requests
         self._num_asleep, self._num_slept, self._sleepers = 0, 0, list[int]()
         # calls passed on to one instrument
-        self.survival, self.label = self._calibration.survival, self._calibration.record
+        self.survival = self._calibration.survival
         self.trust_scores = self._calibration.trust_scores
         self.best, self.knows_costs = self._budget.best, self._cost.is_known
         self.learn_costs = self._cost.calibrate
@@ -102,13 +97,7 @@ class Controller:
         answer.
         """
         assert plan.price is not None
-        asked = plan.wishes
-        if handicap := self._rollback.tokens(plan.price):
-            asked = {
-                name: [replace(slot, to_beat=slot.to_beat + handicap) for slot in slots]
-                for name, slots in asked.items()
-            }
-        return self._model_planner.plan(asked, plan.price)
+        return self._model_planner.plan(plan.wishes, plan.price)
 
     def share(self, plan: StepPlan) -> None:
         """Write into the plan how many draft tokens each answer verifies (all 0: none in this
@@ -119,8 +108,7 @@ class Controller:
         for call in plan.calls:
             if call.allowances and not call.is_probe:  # probes are paid from their own budget
                 sunk_ms += call.milliseconds
-        survivals = self._rollback.discounted(plan.survivals, plan.price)
-        self._budget.share(plan, survivals, sunk_ms)
+        self._budget.share(plan, sunk_ms)
 
     def read(self, record: StepRecord) -> None:
         """Update all estimates from a step: costs, and the fate of all offers so far."""
@@ -133,10 +121,10 @@ class Controller:
             if texts and plan.asking_ms > 0.0:
                 self._read_texts(plan, texts, plan.price)
         for milliseconds in plan.copies_ms:
-            self._rollback.observe(milliseconds)
+            self._budget.observe_copy(milliseconds)
         if record.num_rows:
             self._read_decode(record)
-        self._labels.read(record, self.label)
+        self._calibration.read(record)
         for end in record.left:
             if end.sequence.number in self._running:
                 self.end(end.sequence.number, end.stats.num_emitted)
@@ -206,7 +194,6 @@ class Controller:
         """Forget a request that ended or was preempted after `num_answered` tokens."""
         num_running = len(self._running)
         self._running.discard(number)
-        self._labels.end(number)
         self._calibration.end(number)
         self._model_planner.end(number, num_answered, num_running)
 

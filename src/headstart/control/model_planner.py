@@ -23,8 +23,7 @@ import numpy as np
 
 from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
-from headstart.control.cost import CostTable
-from headstart.control.draft_cost import DraftCost
+from headstart.control.cost import CostTable, DraftCost
 from headstart.control.forecast import LIMITS, DraftHistory, forecast
 from headstart.control.probes import PROBE_TOKENS, Probes
 from headstart.control.values import (
@@ -38,7 +37,6 @@ from headstart.control.values import (
 )
 
 LENGTHS = np.array((1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
-_ALONE = np.zeros((1, len(LIMITS)), np.intp)  # the order of one slot
 REST = 3  # most steps for which a model that was often refused is not planned
 
 
@@ -243,10 +241,11 @@ class ModelDraftPlanner:
         # by slot: what its draft must earn, fixed and per token of catching up
         to_beat, factor = np.empty((num, 1, 1)), np.empty((num, 1, 1))
         token_price, share = rate * cost.token(plain), state.history.share
+        handicap = self._budget.handicap(step)
         for i, slot in enumerate(slots):
             reading = token_price * (slot.num_recent if can_skip else slot.catch_up)
             reading /= max(1.0, share * self._num_left(slot))
-            to_beat[i] = slot.to_beat + gains.get(slot.number, 0.0) + reading
+            to_beat[i] = slot.to_beat + gains.get(slot.number, 0.0) + reading + handicap
             factor[i] = slot.prefix * (1.0 - reading)
         most = [min(slot.max_tokens, step.max_draft_rows) for slot in slots]
         mean = self._calibration.tables[name].mean()
@@ -254,7 +253,7 @@ class ModelDraftPlanner:
         tokens, rows, rounds = forecast(rates, np.minimum.outer(most, LENGTHS))
         worth = factor * tokens - to_beat
         # by number of slots, limit and length, in each limit's order of slots
-        order, busy = _ALONE, rounds / LENGTHS
+        order, busy = np.zeros((1, len(LIMITS)), np.intp), rounds / LENGTHS
         if num > 1:
             order = (-worth.max(axis=2)).argsort(axis=0, kind="stable")
             each = np.array((worth, rows, busy))

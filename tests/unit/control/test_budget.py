@@ -48,7 +48,7 @@ def plan(budget: Budget, drafts: Sequence[Sequence[float]], **limits: int) -> li
 
 def share(budget: Budget, drafts: Sequence[SlotDraft], step: Step) -> list[int]:
     made = make_plan(step, drafts)
-    budget.share(made, made.survivals)
+    budget.share(made)
     return made.lengths
 
 

@@ -28,7 +28,7 @@ def trained() -> Controller:
     for _ in range(200):
         rows = rng.randint(1, 12)
         decode(controller, rows, 100, 50.0 + 20.0 * (rows - 1))
-        controller.label(1, "text", [4.0] * 6, rng.randint(0, 6))
+        controller._calibration.record(1, "text", [4.0] * 6, rng.randint(0, 6))
         share(controller, [SlotDraft(controller.survival("text", [4.0] * 6, 1))], STEP)
     ran(controller, model_call([Allowance(4)], [[0.9, 0.8, 0.7]], 21.0, 2), STEP)
     return controller

@@ -24,7 +24,7 @@ def two_models(*, round_ms: dict[str, float], num_right: dict[str, int]) -> Cont
         for seq_id in range(60):
             call = model_call([Allowance(4)], [[0.9] * 4], 4 * milliseconds, name=name)
             ran(controller, call, STEP, number=seq_id)
-            controller.label(seq_id, name, [0.9] * min(4, right + 1), right)
+            controller._calibration.record(seq_id, name, [0.9] * min(4, right + 1), right)
             controller.end(seq_id, 100)
     return controller
 

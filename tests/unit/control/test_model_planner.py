@@ -28,7 +28,7 @@ def learned(
     for seq_id in range(60):
         call = model_call([Allowance(4)], [[0.9] * 4], 4 * round_ms)
         ran(controller, call, STEP, number=seq_id)
-        controller.label(seq_id, "model", [0.9] * labelled, matched)
+        controller._calibration.record(seq_id, "model", [0.9] * labelled, matched)
         controller.end(seq_id, 100)
     return controller
 
@@ -74,7 +74,7 @@ def test_an_unsure_model_is_stopped_where_it_costs_more_than_it_earns() -> None:
         ran(controller, model_call([allowance], [drafted], 5.0 * rounds), STEP)
         if drafted:
             matched = len(drafted) if is_sure else 0
-            controller.label(1, "model", drafted[: matched + 1], matched)
+            controller._calibration.record(1, "model", drafted[: matched + 1], matched)
     assert sum(limit > 0.2 for limit in limits[40:]) >= 28
 
 
@@ -112,7 +112,7 @@ def test_probes_of_a_model_that_is_off_stay_cheap() -> None:
         if n := allowance.max_tokens:
             num_probes += 1
             ran(controller, model_call([allowance], [[0.9] * n], 5.0 * n), STEP)
-            controller.label(1, "model", [0.9], 0)
+            controller._calibration.record(1, "model", [0.9], 0)
     assert num_probes >= 5
     assert num_probes * 3 * 5.0 <= 0.01 * 4000 * 50.0 + 50.0
 
@@ -126,7 +126,7 @@ def test_a_model_that_became_good_is_found_by_probes() -> None:
         if allowance.max_tokens:
             n = allowance.max_tokens
             ran(controller, model_call([allowance], [[0.9] * n], 5.0 * n), STEP)
-            controller.label(1, "model", [0.9] * n, n)
+            controller._calibration.record(1, "model", [0.9] * n, n)
     pytest.fail("still off")
 
 
@@ -182,7 +182,7 @@ def test_a_model_never_used_drafts_for_one_slot_until_it_has_shown_what_it_is_wo
     allowed = [one.max_tokens > 0 for one in grant(controller, {"model": slots}, step)["model"]]
     assert allowed == [False, False, False, True]  # the shortest prompt
     for _ in range(3):
-        controller.label(3, "model", [0.9] * 4, 4)
+        controller._calibration.record(3, "model", [0.9] * 4, 4)
     assert all(one.max_tokens for one in grant(controller, {"model": slots}, step)["model"])
 
 

@@ -77,7 +77,7 @@ def answer(
             ran(controller, call, STEP, matched, number=seq_id)
             if length:
                 name = with_gap("model") if allowance.can_skip else "model"
-                controller.label(seq_id, name, scores[: matched + 1], matched)
+                controller._calibration.record(seq_id, name, scores[: matched + 1], matched)
                 accepted += matched
         else:
             unread += 1

@@ -7,10 +7,9 @@ from benchmarks.lib.steps import SlotDraft, share
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.control.budget import Budget
+from headstart.control.budget import Budget, _never_rising
 from headstart.control.controller import Controller
 from headstart.control.cost import CostTable, Sample
-from headstart.control.rollback import RollbackPrice, _never_rising
 from headstart.control.values import Step
 from headstart.scheduler.step import StepPlan, StepRecord
 from headstart.types import Batch
@@ -33,11 +32,8 @@ def length(control: Controller, survival: list[float], num_steps: int = 30) -> i
     return given_length
 
 
-def test_where_nothing_is_copied_drafts_are_worth_their_survival() -> None:
-    price = RollbackPrice(CostTable(), Budget(CostTable()))
-    slots = [[0.5, 0.25]]
-    assert price.discounted(slots, STEP) is slots
-    assert price.tokens(STEP) == 0.0
+def test_where_nothing_is_copied_a_draft_model_has_no_handicap() -> None:
+    assert Budget(CostTable()).handicap(STEP) == 0.0
 
 
 def test_a_sure_draft_is_verified_and_a_doubtful_one_is_not() -> None:

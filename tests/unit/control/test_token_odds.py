@@ -10,7 +10,6 @@ from benchmarks.lib.steps import make_plan, make_record
 from headstart.control import Step
 from headstart.control.calibration import MAX_TOKENS, MAX_TOTAL, Calibration, TokenOdds
 from headstart.control.controller import Controller
-from headstart.control.labels import Labels
 from headstart.control.state import encode
 from headstart.scheduler.step import Offer
 from headstart.types import Draft
@@ -59,13 +58,13 @@ def test_a_token_never_seen_changes_nothing() -> None:
 
 def test_a_draft_told_bit_by_bit_teaches_each_token_once() -> None:
     tokens, calibration = [9, 1, 2, 3, 4, 5], Calibration()
-    offer, labels = Offer(0, Draft(tokens[1:], [4.0] * 5, "text"), tokens, []), Labels()
+    offer = Offer(0, Draft(tokens[1:], [4.0] * 5, "text"), tokens, [])
     for emitted in ((1, 2), (3,), (4, 8)):  # the fifth token was wrong
         plan = make_plan(Step(1, 1, 0))
         plan.offers = [offer] * (emitted == (1, 2))
         record = make_record(plan)
         record.emitted = [emitted]
-        labels.read(record, calibration.record)
+        calibration.read(record)
     assert calibration.describe()["text"]["labels"] == pytest.approx(5.0, rel=0.01)
     odds = calibration._tokens[""]["text"]
     assert odds.drafted.keys() == {1, 2, 3, 4, 5}
@@ -100,7 +99,7 @@ def test_one_tenants_tokens_do_not_change_anothers_survival() -> None:
 def test_tokens_are_not_saved() -> None:
     controller = Controller()
     controller.begin(0, "")
-    controller.label(0, "text", [4.0], 1, [BEFORE, 123_456_789])
+    controller._calibration.record(0, "text", [4.0], 1, [BEFORE, 123_456_789])
     assert "123456789" not in repr(encode(controller._calibration.tables))
 
 

@@ -107,7 +107,8 @@ class Remembering(RandomController):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.pieces, self.known = list[Piece](), set[int]()
-        self.label = self._noted
+        self._record = self._calibration.record
+        self._calibration.record = self._noted  # type: ignore[method-assign]
 
     def begin(self, seq_id: int, namespace: str) -> None:
         self.known.add(seq_id)
@@ -124,7 +125,7 @@ class Remembering(RandomController):
         assert number in self.known
         is_over = len(confidence) > num_matched
         self.pieces.append((number, list(tokens), num_matched, is_over))
-        self._calibration.record(number, speculator, confidence, num_matched, tokens)
+        self._record(number, speculator, confidence, num_matched, tokens)
 
     def end(self, seq_id: int, num_answered: int) -> None:
         self.known.remove(seq_id)
@@ -243,7 +244,7 @@ def test_random_traffic_leaves_everything_right(
 def check_nothing_is_kept(scheduler: Scheduler, controller: Remembering) -> None:
     """All requests have left: whatever was kept under their numbers has gone."""
     assert not scheduler.drafting.failure
-    assert not controller._labels._followed
+    assert not controller._calibration._followed
     assert not controller._running
     assert not scheduler.counts._requests
     assert not scheduler.drafting._begun
