@@ -21,7 +21,7 @@ from headstart.engine.model import Model
 from headstart.scheduler.widths import WidthComparison
 from headstart.types.errors import ConfigError
 from headstart.types.request import SpeculativeParams
-from headstart.types.widths import WidthClasses
+from headstart.types.widths import WidthClasses, Widths
 
 needs_measuring = pytest.mark.skipif(not can_measure(), reason="libllama tells on Linux x86-64")
 SAMPLE = (
@@ -183,6 +183,22 @@ def test_a_hybrid_without_drafts_is_not_told_to_have_the_one_slot_that_it_has(
     with pytest.raises(ConfigError, match="drop the flag, or leave out --spec off") as error:
         open_setting(Setting("off", 4, 1), models)
     assert "--parallel" not in str(error.value)
+
+
+def test_a_hybrid_writes_the_same_with_one_slot_as_with_several(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One slot could pad a single row, several need kernels that compute it as they compute two."""
+    models = Models(tiny_hybrid(tmp_path / "hybrid.gguf"), None, is_demo=False)
+    apart, alike = ((1,), tuple(range(2, 17))), (tuple(range(1, 17)),)
+    found, widths = list[WidthClasses](), list[Widths]()
+    monkeypatch.setattr(WidthComparison, "run", lambda *_: found.pop(0))
+    for num_slots in (1, 2):
+        found[:] = [WidthClasses(classes, (), 0.1) for classes in (apart, alike)]
+        engine = load_target(Setting("auto", 4, num_slots).config(), models).engine
+        assert isinstance(engine, LlamaEngine)
+        widths.append(engine.widths)
+    assert widths == [Widths(*alike)] * 2
 
 
 def test_weights_are_freed_before_they_are_loaded_unpacked(

@@ -33,7 +33,9 @@ def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasse
         classes = comparison.run((SHORT, LONG))
         engine.adapters.use(())
         assert classes is not None, "nobody interrupts it"
-        widths = classes.choose(engine.max_padding)
+        # several slots cannot take back padding of recurrent states: one is to have their kernels
+        can_pad = engine.cache_kind is CacheKind.CUT or is_reference
+        widths = classes.choose(engine.max_padding if can_pad else 0)
         if widths and (widths.pads_little or not is_repacked):
             engine.widths, engine.is_alone = widths, classes.is_alone
             if engine.cache_kind is CacheKind.ROLLBACK:  # of one decode, with all that pads it
