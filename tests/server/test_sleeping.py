@@ -258,3 +258,20 @@ async def test_the_tenant_whose_streams_take_most_loses_its_oldest(monkeypatch):
     streams.begin("other", "new")
     assert streams.find("quiet", "0")
     assert [bool(streams.find("loud", str(n))) for n in range(4)] == [False, True, True, True]
+
+
+async def test_a_lookup_goes_through_the_streams_of_all_tenants_once():
+    """Not once for each of its conversations: the web process' loop waits."""
+    streams, looks = KeptStreams(), list[None]()
+
+    class Streams(dict):
+        def items(self):
+            looks.append(None)
+            return super().items()
+
+    streams.begin("other", "c1")
+    own = [streams.begin("a", name) for name in ("c1", "c2", "c1::model")]
+    streams._streams = Streams(streams._streams)
+    found = streams.of_conversations("a", ["c1", "c2", *map(str, range(200))])
+    assert found == [own[0], own[2], own[1]]
+    assert len(looks) == 1

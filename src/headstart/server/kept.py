@@ -13,7 +13,7 @@ import asyncio
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,13 +118,14 @@ class KeptStreams:
     def find(self, namespace: str, conversation_id: str) -> KeptStream | None:
         return self._streams.get((namespace, conversation_id))
 
-    def of_conversation(self, namespace: str, conversation_id: str) -> list[KeptStream]:
-        """The streams of a conversation; there may be one for each model, `conversation::model`."""
+    def of_conversations(self, namespace: str, wanted: Sequence[str]) -> list[KeptStream]:
+        """The streams of conversations; there may be one for each model, `conversation::model`."""
+        own = [(name, one) for (tenant, name), one in self._streams.items() if tenant == namespace]
         return [
             stream
-            for (tenant, name), stream in self._streams.items()
-            if tenant == namespace
-            and (name == conversation_id or name.startswith(conversation_id + "::"))
+            for conversation in wanted
+            for name, stream in own
+            if name == conversation or name.startswith(conversation + "::")
         ]
 
     def stop(self, namespace: str, conversation_id: str) -> None:

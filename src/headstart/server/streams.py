@@ -67,6 +67,5 @@ async def look_up_streams(http: HttpRequest) -> list[dict[str, Any]]:
             "started_at": one.started_at,
             "completed_at": one.completed_at,
         }
-        for conversation_id in body.conversation_ids
-        for one in streams.of_conversation(namespace, conversation_id)
+        for one in streams.of_conversations(namespace, body.conversation_ids)
     ]
