@@ -101,7 +101,7 @@ class Cells:
 class Text:
     """A prompt and its answer so far, with its sampler and stop conditions.
 
-    Written by `Committer.write` and `context_shift` only.
+    After admission only `Committer` and `context_shift` change it.
     """
 
     tokens: OwnedTokens

@@ -158,15 +158,15 @@ class WidthComparison:
         return index * _STEP % min(self._engine.vocab_size, _STEP)
 
 
-def change_by_order(engine: Engine, own: int, other: int, length: int = SHORT) -> float:
+def change_by_order(engine: Engine, own: int, other: int) -> float:
     """Largest change of a logit if half of a text lies in cells freed by another sequence.
 
     Attention sums in the order of cells. Both sequences must be empty, and are empty afterwards.
     """
-    tokens = [i * _STEP % min(engine.vocab_size, _STEP) for i in range(length)]
+    tokens = [i * _STEP % min(engine.vocab_size, _STEP) for i in range(SHORT)]
     straight, moved = (
-        logits_behind(engine, (own, other), tokens, length // 2, num, num_outputs=_ROWS)
-        for num in (0, length // 2)
+        logits_behind(engine, (own, other), tokens, SHORT // 2, num, num_outputs=_ROWS)
+        for num in (0, SHORT // 2)
     )
     return float(np.abs(straight - moved).max())
 
