@@ -272,7 +272,8 @@ def _margin(
     token: int,
 ) -> float | None:
     """How much logits must change until the rule chooses this token instead of the answer's last
-    one: its own rises and the other's falls, and a filter may then drop that.
+    one: its own rises and the other's falls, or all change at random, since what a filter drops
+    depends on the others too.
 
     Includes filters and noise: the actual rule is used, not an imitation.
     """
@@ -281,11 +282,13 @@ def _margin(
     sampler.read([*request.prompt, *before])
     position = len(request.prompt) + len(before)
 
+    directions = np.random.default_rng(0).uniform(-1.0, 1.0, (33, len(logits)))
+    directions[0] = 0.0
+    directions[0, [token, last]] = 1.0, -1.0
+
     def is_chosen(change: float) -> bool:
-        other = logits.copy()
-        other[token] += np.float32(change)
-        other[last] -= np.float32(change)
-        return sampler.sample(other, position) == token
+        others = (logits + (change * one).astype(np.float32) for one in directions)
+        return any(sampler.sample(other, position) == token for other in others)
 
     return _least(is_chosen)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.harness import EOS, Model, Oracle, make_scheduler
+from tests.harness import EOS, Model, Oracle, ReadingFilters, make_scheduler
 
 from headstart.app.cli.verify import COMMAND
 from headstart.app.verify import TEMPERATURES, TextComparison, verify
@@ -196,6 +197,36 @@ def test_what_the_order_of_cells_changes_is_seen_at_the_start() -> None:
 
 def test_texts_that_part_by_the_order_of_cells_part_at_near_ties() -> None:
     verdict = run(Fragmented)
+    assert verdict.num_near_ties > 0
+    assert verdict.num_different == 0
+
+
+class Half(ReadingFilters):
+    """Which half of the tokens stays depends on the logit of one of them."""
+
+    def apply(
+        self, ids: NDArray[np.int32], logits: NDArray[np.float32], use_xtc: bool
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        kept = ids % 2 == np.floor(logits[ids == 0]) % 2
+        return super().apply(ids[kept], logits[kept], use_xtc)
+
+
+class Halved(Fragmented):
+    """Requests choose from one half of the tokens."""
+
+    def make_filters(self, params: object) -> Half:
+        assert isinstance(params, SamplingParams)
+        return Half(params)
+
+
+def test_texts_that_part_by_what_a_filter_makes_of_a_third_token_part_at_near_ties() -> None:
+    requests = [replace(r, max_tokens=40, sampling=replace(r.sampling, top_k=0)) for r in REQUESTS]
+    verdict = verify(
+        lambda slots: make_scheduler(Halved(), parallel=slots),
+        requests,
+        (1, 3),
+        temperatures=(0.8, 1.5),
+    )
     assert verdict.num_near_ties > 0
     assert verdict.num_different == 0
 
