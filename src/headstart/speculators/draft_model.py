@@ -342,7 +342,7 @@ class DraftModelSpeculator(Speculator):
         if sequence.namespace != namespace or sequence.is_open or not sequence.tokens:
             return None
         tokens = np.array([len(sequence.tokens), *sequence.tokens], np.int32).tobytes()
-        return tokens + bytes(self.engine.save_sequence(seq_id))
+        return tokens + self.engine.save_sequence(seq_id)
 
     def restore_sequence(
         self, seq_id: int, data: bytes | bytearray | memoryview, namespace: str

@@ -350,3 +350,19 @@ def test_a_restored_cache_is_its_tenants_also_if_the_request_is_cancelled() -> N
     before = speculator.num_decoded
     ask(scheduler, replace(conversation(1, namespace="b"), request_id="stranger"))
     assert speculator.num_decoded - before >= 100
+
+
+def test_a_saved_state_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind its tokens, and not before that: the engine's loop waits."""
+
+    class State(bytearray):
+        def __bytes__(self) -> bytes:
+            raise AssertionError("a copy of all of it")
+
+    speculator = drafter()
+    drafted_rows(speculator, [1, 2, 3, 4])
+    state = State(engine_of(speculator).save_sequence(0))
+    monkeypatch.setattr(speculator.engine, "save_sequence", lambda seq_id: state)
+    saved = speculator.save_sequence(0, "")
+    assert saved is not None
+    assert saved.endswith(state)
