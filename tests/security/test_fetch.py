@@ -27,6 +27,7 @@ from headstart.server import media
 from headstart.server.media import _file_of, fetch, public_address, read_media
 from headstart.server.media_files import MOST_BYTES, safe_file
 from headstart.server.model import Service
+from headstart.structures.tenants import Caller
 from headstart.types.errors import RequestError
 from headstart.types.media import MediaQuestion
 from headstart.types.request import ReplyEvent
@@ -108,7 +109,9 @@ def request_of(tenant: str, service: Service) -> Any:
     state = SimpleNamespace(service=service)
     app = SimpleNamespace(state=state)
     return SimpleNamespace(
-        app=app, scope={"headstart.namespace": tenant, "app": app}, receive=asyncio.Event().wait
+        app=app,
+        scope={"headstart.caller": Caller(tenant), "app": app},
+        receive=asyncio.Event().wait,
     )
 
 

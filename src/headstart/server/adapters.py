@@ -13,6 +13,7 @@ from headstart.server.errors import not_supported
 from headstart.server.model import service_of
 from headstart.server.routing import Routes
 from headstart.server.schemas import AdapterScale, GenerationBody
+from headstart.structures.tenants import caller_of
 from headstart.types.errors import RequestError
 from headstart.types.report import WorkerInfo
 
@@ -29,7 +30,7 @@ class AdapterScales(RootModel[list[AdapterScale]]):
 @routes.get("/lora-adapters", answer="a list with `id`, `path` and `scale` of each adapter")
 async def list_adapters(http: HttpRequest) -> list[dict[str, Any]]:
     """List the adapters with the scales of requests without `lora`."""
-    service, tenant = service_of(http), http.scope["headstart.namespace"]
+    service, tenant = service_of(http), caller_of(http.scope).tenant
     scales = service.adapter_scales.get(tenant, loaded_scales(service.info))
     return [
         {"id": index, **adapter, "scale": scale}
@@ -40,7 +41,7 @@ async def list_adapters(http: HttpRequest) -> list[dict[str, Any]]:
 @routes.post("/lora-adapters", body=AdapterScales, answer="`success`: true")
 async def set_adapters(http: HttpRequest) -> dict[str, bool]:
     """Set the scales of later requests without `lora` of the same tenant."""
-    service, tenant = service_of(http), http.scope["headstart.namespace"]
+    service, tenant = service_of(http), caller_of(http.scope).tenant
     wanted = read_json(await http.body())
     if not isinstance(wanted, list):
         raise RequestError("Request body must be an array")

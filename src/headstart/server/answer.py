@@ -23,6 +23,7 @@ from headstart.server.prompts import Prompt
 from headstart.server.results import timings
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call, make_requests
+from headstart.structures.tenants import caller_of
 from headstart.types.errors import NotSupportedError
 from headstart.types.request import Event, FinishEvent, ProgressEvent, TokenEvent, TokenLogprob
 
@@ -35,18 +36,18 @@ def new_call(http: HttpRequest, prefix: str, *, stop: tuple[str, ...] = ()) -> C
     Raises:
         NotSupportedError: the model does not generate text.
     """
-    service, namespace = service_of(http), http.scope["headstart.namespace"]
+    service, tenant = service_of(http), caller_of(http.scope).tenant
     if service.info.why_no_text:
         raise NotSupportedError(service.info.why_no_text)
     return Call(
         id=prefix + secrets.token_hex(12),
         created=int(service.clock()),
         fingerprint=service.fingerprint,
-        namespace=namespace,
+        tenant=tenant,
         model=service.served,
         info=service.info,
         stop=stop,
-        adapter_scales=service.adapter_scales.get(namespace),
+        adapter_scales=service.adapter_scales.get(tenant),
     )
 
 
@@ -98,18 +99,18 @@ async def _kept(http: HttpRequest, prepare: Callable[[], Dialect], conversation:
     Raises:
         ApiError: it was stopped before it began.
     """
-    service, namespace = service_of(http), http.scope["headstart.namespace"]
+    service, tenant = service_of(http), caller_of(http.scope).tenant
     streams = service.streams
-    kept = streams.begin(namespace, conversation)
+    kept = streams.begin(tenant, conversation)
     try:
         dialect = await service.prompt_threads.run_for(http.scope, kept.receive, prepare)
-        if streams.find(namespace, conversation) is not kept:  # stopped during preparation
+        if streams.find(tenant, conversation) is not kept:  # stopped during preparation
             raise ClientDisconnect
         kept.media_type = dialect.media_type
         begun = await _begin(http, dialect, kept.receive)
     except BaseException as error:
-        if streams.find(namespace, conversation) is kept:  # not the next request's
-            streams.stop(namespace, conversation)
+        if streams.find(tenant, conversation) is kept:  # not the next request's
+            streams.stop(tenant, conversation)
         if isinstance(error, ClientDisconnect):
             raise ApiError(409, "this answer was stopped before it began") from error
         raise
@@ -123,7 +124,7 @@ async def _begin(
 ) -> Response | tuple[AsyncIterator[bytes], EventStream]:
     """The whole answer, or the pieces of a streamed one; `receive` reports a disconnect."""
     service = service_of(http)
-    tenant = http.scope["headstart.namespace"]
+    tenant = caller_of(http.scope).tenant
     seconds = dialect.body.sse_ping_interval
     seconds = service.config.sse_ping_interval if seconds is None else seconds
     has_pings = seconds > 0 and dialect.can_ping and dialect.body.stream
@@ -203,7 +204,7 @@ async def _stream(
     stack: AsyncExitStack,
     scope: Scope,  # not the request, which would hold its body
 ) -> AsyncIterator[bytes]:
-    service, tenant = service_of(HttpRequest(scope)), scope["headstart.namespace"]
+    service, tenant = service_of(HttpRequest(scope)), caller_of(scope).tenant
     async with stack:
         try:
             taken = first

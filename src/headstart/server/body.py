@@ -33,6 +33,7 @@ from headstart.server.limits import (
     check_structure,
 )
 from headstart.server.threads import Threads
+from headstart.structures.tenants import caller_of
 from headstart.types.errors import RequestError
 
 
@@ -113,7 +114,7 @@ async def off_loop(request: HttpRequest, function: Callable[[], T]) -> T:
         CapacityError: too many bodies are queued.
     """
     threads: Threads = request.app.state.service.prompt_threads
-    tenant = request.scope["headstart.namespace"]
+    tenant = caller_of(request.scope).tenant
     return await parse_off_loop(await request.body(), lambda _: function(), threads, tenant)
 
 

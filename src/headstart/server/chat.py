@@ -25,6 +25,7 @@ from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody
 from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call
+from headstart.structures.tenants import caller_of
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
 from headstart.types.request import ThoughtsEnd
 
@@ -72,8 +73,8 @@ class ControlBody(Body):
 async def control(http: HttpRequest) -> dict[str, Any]:
     """End the thoughts of an answer that was requested with `reasoning_control`."""
     body = await read_body(http, ControlBody)
-    namespace = http.scope["headstart.namespace"]
-    command = ThoughtsEnd(f"control-{secrets.token_hex(12)}", body.id, namespace)
+    tenant = caller_of(http.scope).tenant
+    command = ThoughtsEnd(f"control-{secrets.token_hex(12)}", body.id, tenant)
     why_not = await single_event(service_of(http).worker, command)
     return {"success": False, "message": why_not} if why_not else {"success": True}
 

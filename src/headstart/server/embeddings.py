@@ -35,6 +35,7 @@ from headstart.server.model import ServedModel, Service, service_of
 from headstart.server.prompts import MAX_TOKENS, read_prompt
 from headstart.server.routing import Routes, json_response
 from headstart.server.threads import unless_left
+from headstart.structures.tenants import caller_of
 from headstart.types import Vocab
 from headstart.types.errors import NotSupportedError, RequestError
 from headstart.types.media import MediaChunk
@@ -149,7 +150,7 @@ async def embed(
         ClientDisconnect: the client disconnected.
         HeadstartError: the texts cannot be read or embedded.
     """
-    namespace = http.scope["headstart.namespace"]
+    tenant = caller_of(http.scope).tenant
     texts = await service.prompt_threads.run_for(http.scope, http.receive, read)
     info = service.info.embedding
     assert info is not None
@@ -161,7 +162,7 @@ async def embed(
         )
     request_id = f"{prefix}-{secrets.token_hex(12)}"
     chunks = {p.ids()[0]: p for parts in media for p in parts if isinstance(p, MediaChunk)}
-    command = EmbeddingRequest(request_id, tuple(texts), namespace, tuple(chunks.items()))
+    command = EmbeddingRequest(request_id, tuple(texts), tenant, tuple(chunks.items()))
     event: EmbeddingEvent = await unless_left(http.receive, single_event(service.worker, command))
     if info.pooling != "none":
         return event

@@ -25,7 +25,8 @@ from headstart.server.extras import Extras
 from headstart.server.page import POLICY, Page, page_files
 from headstart.server.routing import prefixed
 from headstart.server.websites import ANY, WebsitePolicy
-from headstart.structures.tenants import counted, may_take, namespace_of_key, namespace_of_tenant
+from headstart.structures import tenants
+from headstart.structures.tenants import Caller, counted, may_take
 from headstart.types.errors import CapacityError, ConfigError, QuotaError
 
 HEALTH = ("/health", "/v1/health")
@@ -81,42 +82,30 @@ class Guard:
             if scope["method"] == "OPTIONS":
                 await self._preflight(headers)(scope, receive, send)
                 return
-            self._admit(scope, headers)
+            caller = scope["headstart.caller"] = self._caller(scope["path"], headers)
+            self._admit(scope, caller)
         except (ApiError, QuotaError) as error:
             await error_response(error, scope["path"])(scope, receive, send)
             return
         with (
-            counted(self._running, scope["headstart.namespace"]),
-            self._limited(receive, headers, scope) as limited,
+            counted(self._running, caller.tenant),
+            self._limited(receive, headers, caller.tenant) as limited,
         ):
             await self._app(scope, limited, send)
 
-    def _admit(self, scope: Scope, headers: Headers) -> None:
-        """Check key and readiness, and set the request's namespace."""
-        scope["headstart.namespace"], scope["headstart.is_trusted"] = "", not self._keys
-        scope["headstart.has_tenants"] = len(self._keys) > 1
+    def _admit(self, scope: Scope, caller: Caller) -> None:
+        """Check readiness, and keep connections free for other tenants, whose requests could not
+        even be read.
+        """
         if scope["path"] in HEALTH:
-            if self._keys:
-                scope["headstart.is_trusted"] = self._matching(headers) is not None
             return
-        if self._keys:
-            scope["headstart.namespace"] = self._namespace(headers)
-            if self._tenant_header and headers.get(self._tenant_header):
-                scope["headstart.has_tenants"] = True
-            scope["headstart.is_trusted"] = True
         if reason := self._why_not_ready():
             raise ApiError(503, reason)
-        if scope["headstart.has_tenants"]:
-            self._check_share(scope)
-
-    def _check_share(self, scope: Scope) -> None:
-        """Keep connections free for other tenants, whose requests could not even be read."""
-        tenant = scope["headstart.namespace"]
-        if not may_take(self._running, tenant, self._max_running):
+        if caller.has_tenants and not may_take(self._running, caller.tenant, self._max_running):
             scope["app"].state.refusals["requests"] += 1
             raise QuotaError(
                 "requests",
-                f"{self._running[tenant]} requests of yours are being answered, and of "
+                f"{self._running[caller.tenant]} requests of yours are being answered, and of "
                 f"--max-connections {self._max_running} as many must stay free for other "
                 "tenants; try again when one has ended",
             )
@@ -134,16 +123,21 @@ class Guard:
             }
         )
 
-    def _namespace(self, headers: Headers) -> str:
-        """Hash of the key, or of the tenant named by a proxy; never the key itself."""
+    def _caller(self, path: str, headers: Headers) -> Caller:
+        """Who sent the request; health checks need no key."""
         key = self._matching(headers)
+        if path in HEALTH or not self._keys:
+            return Caller(is_trusted=not self._keys or key is not None)
         if key is None:
             raise ApiError(
                 401, "Invalid API Key: send one as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'"
             )
+        name = headers.get(self._tenant_header, "") if self._tenant_header else ""
         if self._tenant_header:
-            return namespace_of_tenant(headers.get(self._tenant_header, ""))
-        return namespace_of_key(key)
+            tenant = tenants.namespace_of_tenant(name)
+        else:
+            tenant = tenants.namespace_of_key(key)
+        return Caller(tenant, is_trusted=True, has_tenants=len(self._keys) > 1 or bool(name))
 
     def _matching(self, headers: Headers) -> bytes | None:
         value = headers.get("authorization") or headers.get("x-api-key") or ""
@@ -154,12 +148,12 @@ class Guard:
         return matches[0] if matches else None
 
     @contextmanager
-    def _limited(self, receive: Receive, headers: Headers, scope: Scope) -> Iterator[Receive]:
+    def _limited(self, receive: Receive, headers: Headers, tenant: str) -> Iterator[Receive]:
         """Count the body's bytes while reading; beyond the limit drop the rest and raise 413, or
         503 if all bodies in memory would take too much.
         """
         limit, num_bytes, held = self._max_bytes, 0, self._body_bytes
-        tenant, most = scope["headstart.namespace"], max(MAX_BODY_BYTES, 8 * limit)
+        most = max(MAX_BODY_BYTES, 8 * limit)
         if len(self._keys) < 2 and not self._tenant_header:
             most *= 2  # because `may_take` grants half
         is_declared = int(headers.get("content-length") or 0) > limit

@@ -95,11 +95,11 @@ class KeptStreams:
     def __init__(self) -> None:
         self._streams: dict[tuple[str, str], KeptStream] = {}
 
-    def begin(self, namespace: str, conversation_id: str) -> KeptStream:
+    def begin(self, tenant: str, conversation_id: str) -> KeptStream:
         """Create a stream; ends the conversation's previous one."""
-        self.stop(namespace, conversation_id)
+        self.stop(tenant, conversation_id)
         over = [name for name, one in self._streams.items() if one.completed_at]
-        own = [name for name in over if name[0] == namespace]
+        own = [name for name in over if name[0] == tenant]
         oldest = time.time() - 300.0  # retention after a stream's end
         held = Counter[str]()  # bytes, by tenant
         for name in over:
@@ -112,15 +112,15 @@ class KeptStreams:
             name = next(one for one in over if one[0] == most and one in self._streams)
             held[most] -= len(self._streams.pop(name).data)
         stream = KeptStream(conversation_id)
-        self._streams[namespace, conversation_id] = stream
+        self._streams[tenant, conversation_id] = stream
         return stream
 
-    def find(self, namespace: str, conversation_id: str) -> KeptStream | None:
-        return self._streams.get((namespace, conversation_id))
+    def find(self, tenant: str, conversation_id: str) -> KeptStream | None:
+        return self._streams.get((tenant, conversation_id))
 
-    def of_conversations(self, namespace: str, wanted: Sequence[str]) -> list[KeptStream]:
+    def of_conversations(self, tenant: str, wanted: Sequence[str]) -> list[KeptStream]:
         """The streams of conversations; there may be one for each model, `conversation::model`."""
-        own = [(name, one) for (tenant, name), one in self._streams.items() if tenant == namespace]
+        own = [(name, one) for (owner, name), one in self._streams.items() if owner == tenant]
         return [
             stream
             for conversation in wanted
@@ -128,9 +128,9 @@ class KeptStreams:
             if name == conversation or name.startswith(conversation + "::")
         ]
 
-    def stop(self, namespace: str, conversation_id: str) -> None:
+    def stop(self, tenant: str, conversation_id: str) -> None:
         """End a stream and forget it; unknown ones are ignored."""
-        if stream := self._streams.pop((namespace, conversation_id), None):
+        if stream := self._streams.pop((tenant, conversation_id), None):
             stream.stop()
 
 
@@ -158,45 +158,45 @@ class ResponseStore:
     def __init__(self, max_responses: int, max_bytes: int) -> None:
         """The limits are per tenant; bytes are of JSON."""
         self._max_responses, self._max_bytes = max_responses, max_bytes
-        # by namespace and id, with bytes; the least recently used first
+        # by tenant and id, with bytes; the least recently used first
         self._stored: OrderedDict[tuple[str, str], tuple[StoredResponse, int]] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._stored)
 
-    def put(self, namespace: str, stored: StoredResponse) -> None:
+    def put(self, tenant: str, stored: StoredResponse) -> None:
         """Store a response, unless it alone exceeds the limit."""
         own = len(orjson.dumps([stored.response, stored.input_items, stored.history]))
         tenants = 4  # total limit, in tenants' limits
         with self._lock:
-            self._stored[namespace, stored.response["id"]] = stored, own
-            numbers, sizes = Counter[str](), Counter[str]()  # by namespace
+            self._stored[tenant, stored.response["id"]] = stored, own
+            numbers, sizes = Counter[str](), Counter[str]()  # by tenant
             for (name, _), (_, size) in self._stored.items():
                 numbers[name] += 1
                 sizes[name] += size
 
-            def drop_oldest(namespace: str) -> None:
-                oldest = next(name for name in self._stored if name[0] == namespace)
-                numbers[namespace] -= 1
-                sizes[namespace] -= self._stored.pop(oldest)[1]
+            def drop_oldest(tenant: str) -> None:
+                oldest = next(name for name in self._stored if name[0] == tenant)
+                numbers[tenant] -= 1
+                sizes[tenant] -= self._stored.pop(oldest)[1]
 
-            while numbers[namespace] > self._max_responses or sizes[namespace] > self._max_bytes:
-                drop_oldest(namespace)
+            while numbers[tenant] > self._max_responses or sizes[tenant] > self._max_bytes:
+                drop_oldest(tenant)
             while numbers.total() > tenants * self._max_responses:
                 drop_oldest(max(numbers, key=numbers.__getitem__))
             while sizes.total() > tenants * self._max_bytes:
                 drop_oldest(max(sizes, key=sizes.__getitem__))
 
-    def get(self, namespace: str, response_id: str) -> StoredResponse | None:
+    def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         """The response, unless it was dropped."""
         with self._lock:
-            if (namespace, response_id) not in self._stored:
+            if (tenant, response_id) not in self._stored:
                 return None
-            self._stored.move_to_end((namespace, response_id))
-            return self._stored[namespace, response_id][0]
+            self._stored.move_to_end((tenant, response_id))
+            return self._stored[tenant, response_id][0]
 
-    def drop(self, namespace: str, response_id: str) -> None:
+    def drop(self, tenant: str, response_id: str) -> None:
         """Drop a response, if it is there."""
         with self._lock:
-            self._stored.pop((namespace, response_id), None)
+            self._stored.pop((tenant, response_id), None)

@@ -28,6 +28,7 @@ from headstart.server.media_files import MOST_BYTES, safe_file
 from headstart.server.model import service_of
 from headstart.server.threads import unless_left
 from headstart.structures.interruption import progress
+from headstart.structures.tenants import caller_of
 from headstart.types.errors import RequestError
 from headstart.types.media import MediaChunk, MediaPart, MediaQuestion
 
@@ -100,7 +101,7 @@ async def read_media(http: HttpRequest, sources: Sequence[Source]) -> Media:
     """
     if not sources:
         return ()
-    service, namespace = service_of(http), http.scope["headstart.namespace"]
+    service, tenant = service_of(http), caller_of(http.scope).tenant
     modalities = service.info.modalities
     for kind, _ in sources:
         _check_kind(kind or next(iter(modalities), "image"), modalities)
@@ -109,7 +110,7 @@ async def read_media(http: HttpRequest, sources: Sequence[Source]) -> Media:
     async def ask() -> Media:
         held, left = list[str | bytes](), service.config.max_body_mb << 20
         # each may hold many megabytes; slow sites of one tenant must not block others
-        async with service.image_questions.setdefault(namespace, asyncio.Semaphore(4)):
+        async with service.image_questions.setdefault(tenant, asyncio.Semaphore(4)):
             for _, url in sources:
                 held.append(await _fetched(url, service.config, left))
                 left -= len(held[-1])
@@ -124,8 +125,8 @@ async def read_media(http: HttpRequest, sources: Sequence[Source]) -> Media:
                     files.append(file)
                 return tuple(files)
 
-            files = await service.media_threads.run(read, namespace)
-            question = MediaQuestion(f"media-{secrets.token_hex(12)}", files, namespace)
+            files = await service.media_threads.run(read, tenant)
+            question = MediaQuestion(f"media-{secrets.token_hex(12)}", files, tenant)
             parts: Media = await single_event(service.worker, question)
             return parts
 

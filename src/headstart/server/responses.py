@@ -18,6 +18,7 @@ from headstart.server.response_dialect import ResponsesDialect
 from headstart.server.responses_body import ResponsesBody, chat_body
 from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody
+from headstart.structures.tenants import caller_of
 from headstart.types.errors import RequestError
 
 routes = Routes()
@@ -32,13 +33,13 @@ routes = Routes()
 async def create_response(http: HttpRequest) -> Response:
     """Answer a text or items, optionally continuing a stored response."""
     body = await read_body(http, ResponsesBody)
-    store, namespace = service_of(http).responses, http.scope["headstart.namespace"]
+    store, tenant = service_of(http).responses, caller_of(http.scope).tenant
     before = _before(http, body)
     history, chat = await _chat_after(before, http, body)
 
     def keep(response: dict[str, Any]) -> None:
         if body.store:
-            store.put(namespace, StoredResponse(response, _items(body.input), history))
+            store.put(tenant, StoredResponse(response, _items(body.input), history))
 
     return await answer_chat(http, lambda: chat, "resp_", partial(ResponsesDialect, body, keep))
 
@@ -82,7 +83,7 @@ async def delete_response(http: HttpRequest) -> dict[str, Any]:
     """Forget a stored response."""
     stored = _stored(http)
     response_id = stored.response["id"]
-    service_of(http).responses.drop(http.scope["headstart.namespace"], response_id)
+    service_of(http).responses.drop(caller_of(http.scope).tenant, response_id)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
@@ -97,15 +98,15 @@ async def _chat_after(
         history = before.conversation if before else []
         return history, chat_body(body, history)
 
-    return await service_of(http).prompt_threads.run(make, http.scope["headstart.namespace"])
+    return await service_of(http).prompt_threads.run(make, caller_of(http.scope).tenant)
 
 
 def _before(http: HttpRequest, body: ResponsesBody) -> StoredResponse | None:
     """The stored response that the body continues."""
     if body.previous_response_id is None:
         return None
-    namespace = http.scope["headstart.namespace"]
-    before = service_of(http).responses.get(namespace, body.previous_response_id)
+    tenant = caller_of(http.scope).tenant
+    before = service_of(http).responses.get(tenant, body.previous_response_id)
     if before is None:
         raise RequestError(
             f"Previous response with id {shorten(body.previous_response_id)} not found: it was not "
@@ -127,7 +128,7 @@ def _items(given: Any) -> list[Item]:
 
 def _stored(http: HttpRequest) -> StoredResponse:
     response_id = http.path_params["response_id"]
-    stored = service_of(http).responses.get(http.scope["headstart.namespace"], response_id)
+    stored = service_of(http).responses.get(caller_of(http.scope).tenant, response_id)
     if stored is None:
         raise ApiError(404, f"Response with id {shorten(response_id)} not found")
     return stored

@@ -11,7 +11,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from headstart.server.errors import ApiError
-from headstart.structures.tenants import counted, may_take
+from headstart.structures.tenants import caller_of, counted, may_take
 from headstart.types.errors import QuotaError
 
 DONE = b"data: [DONE]\n\n"
@@ -37,9 +37,10 @@ class Listening(StreamingResponse):
             ApiError: there are too many.
             QuotaError: the tenant has used its share.
         """
-        self._listeners, self._tenant = listeners, scope["headstart.namespace"]
-        num, path = listeners[self._tenant], scope["path"]
-        if scope["headstart.has_tenants"] and not may_take(listeners, self._tenant, MAX_LISTENERS):
+        caller = caller_of(scope)
+        self._listeners, self._tenant = listeners, caller.tenant
+        num, path = listeners[caller.tenant], scope["path"]
+        if caller.has_tenants and not may_take(listeners, caller.tenant, MAX_LISTENERS):
             raise QuotaError(
                 "listeners",
                 f"you have {num} of {MAX_LISTENERS} places for clients of {path}, and as many must "

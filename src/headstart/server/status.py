@@ -27,6 +27,7 @@ from headstart.server.results import draft_counts
 from headstart.server.routing import Routes
 from headstart.server.schemas import SlotBody
 from headstart.server.tool_use import describe
+from headstart.structures.tenants import caller_of
 from headstart.types import ModelInfo
 from headstart.types.errors import EngineError, QuotaError, RequestError
 from headstart.types.report import SlotReport, SpeculatorReport, WorkerReport
@@ -38,7 +39,7 @@ routes = Routes()
 @routes.get("/health", "/v1/health", answer="`status`: ok")
 async def health(http: HttpRequest) -> dict[str, Any]:
     """Answer ok, or 503 with the reason while requests cannot be answered."""
-    is_trusted = http.scope["headstart.is_trusted"]
+    is_trusted = caller_of(http.scope).is_trusted
     if reason := service_of(http).why_not_ready(with_details=is_trusted):
         raise ApiError(503, reason)
     return {"status": "ok"}
@@ -136,7 +137,7 @@ async def slots(http: HttpRequest) -> list[dict[str, Any]]:
 @routes.post("/slots/{id_slot}", body=SlotBody, answer="what was saved, restored or erased")
 async def act_on_slot(http: HttpRequest) -> dict[str, Any]:
     """Save, restore or erase an idle slot's prompt."""
-    service, tenant = service_of(http), http.scope["headstart.namespace"]
+    service, tenant = service_of(http), caller_of(http.scope).tenant
     folder = _slot_folder(http)
     action = http.query_params.get("action", "")
     if action not in ("save", "restore", "erase"):
@@ -174,8 +175,8 @@ def _slot_folder(http: HttpRequest) -> Path:
     folder = service_of(http).config.slot_save_path
     if folder is None:
         raise ApiError(501, "slot actions need a folder; start with --slot-save-path FOLDER")
-    has_tenants = http.scope["headstart.has_tenants"]
-    return Path(folder, http.scope["headstart.namespace"] if has_tenants else "")
+    caller = caller_of(http.scope)
+    return Path(folder, caller.tenant if caller.has_tenants else "")
 
 
 def _check_name(name: str | None) -> str:

@@ -13,6 +13,7 @@ from headstart.server.body import Body, read_body
 from headstart.server.errors import ApiError, shorten, wrong_value
 from headstart.server.model import service_of
 from headstart.server.routing import Routes
+from headstart.structures.tenants import caller_of
 from headstart.types.errors import RequestError
 
 routes = Routes()
@@ -28,7 +29,7 @@ def _conversation(http: HttpRequest) -> tuple[str, str]:
     conversation_id = http.query_params.get("conv_id")
     if not conversation_id:
         raise RequestError("conv_id is missing; name the conversation as ?conv_id=ID")
-    return http.scope["headstart.namespace"], conversation_id
+    return caller_of(http.scope).tenant, conversation_id
 
 
 @routes.get("/v1/stream", answer="the events of the answer from byte `from` on")
@@ -58,7 +59,7 @@ async def stop_stream(http: HttpRequest) -> Response:
 async def look_up_streams(http: HttpRequest) -> list[dict[str, Any]]:
     """Find the streams of conversations."""
     body = await read_body(http, LookupBody)
-    streams, namespace = service_of(http).streams, http.scope["headstart.namespace"]
+    streams, tenant = service_of(http).streams, caller_of(http.scope).tenant
     return [
         {
             "conversation_id": one.conversation_id,
@@ -67,5 +68,5 @@ async def look_up_streams(http: HttpRequest) -> list[dict[str, Any]]:
             "started_at": one.started_at,
             "completed_at": one.completed_at,
         }
-        for one in streams.of_conversations(namespace, body.conversation_ids)
+        for one in streams.of_conversations(tenant, body.conversation_ids)
     ]

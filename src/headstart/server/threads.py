@@ -19,7 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from headstart.structures.interruption import watched
-from headstart.structures.tenants import TenantQueue
+from headstart.structures.tenants import TenantQueue, caller_of
 from headstart.types.errors import CapacityError, QuotaError, RequestError
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class Threads:
 
     async def run_for(self, scope: Scope, receive: Receive, function: Callable[[], T]) -> T:
         """Run the function for a client whose body was read; see `run` and `unless_left`."""
-        return await unless_left(receive, self.run(function, scope["headstart.namespace"]))
+        return await unless_left(receive, self.run(function, caller_of(scope).tenant))
 
     def _queue(self, job: _Job) -> None:
         """Queue a job; if the queue is full, it replaces one of the tenant with the most jobs."""

@@ -30,7 +30,7 @@ class Call:
 
     id: str
     created: int  # seconds since 1970
-    namespace: str
+    tenant: str
     fingerprint: str
     model: ServedModel
     info: WorkerInfo
@@ -81,7 +81,7 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
         speculative=speculative_params(body.speculative),
         constraint=constraint,
         adapters=adapters,
-        namespace=call.namespace + adapter_key(adapters, call.info),
+        namespace=call.tenant + adapter_key(adapters, call.info),
         wants_progress=body.return_progress or body.timings_per_token,
         wants_provenance=body.provenance,
         wants_prompt_scores=scores_prompt,

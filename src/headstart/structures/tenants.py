@@ -15,10 +15,26 @@ import hashlib
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent an HTTP request."""
+
+    tenant: str = ""  # hash of the API key, or of the tenant named by a proxy; empty without keys
+    is_trusted: bool = False  # sent a key, or none is required
+    has_tenants: bool = False  # whether there are other tenants
+
+
+def caller_of(scope: Mapping[str, Any]) -> Caller:
+    """The sender of the request of this ASGI scope, as the server's `Guard` set it."""
+    caller: Caller = scope["headstart.caller"]
+    return caller
 
 
 def namespace_of_key(key: bytes) -> str:

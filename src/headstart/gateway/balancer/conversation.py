@@ -36,7 +36,7 @@ class Asked:
     needs: str = ""  # a stored response, which one replica has
 
 
-def read(body: bytes, namespace: str = "") -> Asked:
+def read(body: bytes, tenant: str = "") -> Asked:
     """Read a body; the text is empty if it is not a JSON object of a known form.
 
     Raises:
@@ -50,7 +50,7 @@ def read(body: bytes, namespace: str = "") -> Asked:
         return Asked()
     # most templates write them before the messages, so a change in them is one at the beginning
     names = ("model", "tools", "system", "instructions", "chat_template_kwargs")
-    head = orjson.dumps([namespace, *map(found.get, names)])
+    head = orjson.dumps([tenant, *map(found.get, names)])
     text = (blake2b(head, digest_size=16).digest() + said)[:MAX_TEXT_BYTES]
     known = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
     limits = [found[name] for name in known if isinstance(found.get(name), int)]

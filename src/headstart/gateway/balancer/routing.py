@@ -25,6 +25,7 @@ from headstart.gateway.proxy import Backend, ProxiedAnswer, ProxiedRequest, Prox
 from headstart.server.body import parse_off_loop
 from headstart.server.errors import ApiError
 from headstart.server.threads import Threads, unless_left
+from headstart.structures.tenants import caller_of
 from headstart.types.errors import BackendError, CapacityError
 
 log = logging.getLogger(__name__)
@@ -61,18 +62,18 @@ class Routing:
     async def _handle(
         self, request: ProxiedRequest, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        namespace = scope.get("headstart.namespace", "")
+        tenant = caller_of(scope).tenant
         if not self._tenant_header:
-            namespace = namespace or _namespace(_key_headers(request))
+            tenant = tenant or _tenant_by(_key_headers(request))
         asked = Asked()
         if found := re.match("(?:/v1)?/responses/([^/]+)", scope["path"]):  # a stored one
             asked = Asked(needs=found[1])
         elif request.method == "POST":
-            parse = partial(read, namespace=namespace)
-            asked = await parse_off_loop(request.body, parse, self.threads, namespace)
+            parse = partial(read, tenant=tenant)
+            asked = await parse_off_loop(request.body, parse, self.threads, tenant)
         if asked.text and self._fleet.is_full(self._options.max_waiting):
             raise self._overload()
-        flight, answer = await self._open(request, asked, namespace, receive)
+        flight, answer = await self._open(request, asked, tenant, receive)
         is_lines = answer.is_event_stream or answer.has_content_type(b"ndjson")
         facts = AnswerFacts(is_stream=is_lines)
         is_learned = bool(asked.text) and answer.status == 200
@@ -85,7 +86,7 @@ class Routing:
                 self._fleet.own(facts.stored_id, flight.replica)
 
     async def _open(
-        self, request: ProxiedRequest, asked: Asked, namespace: str, receive: Receive
+        self, request: ProxiedRequest, asked: Asked, tenant: str, receive: Receive
     ) -> tuple[Flight, ProxiedAnswer]:
         """An answer that has begun, from the best replica that gives one."""
         replicas = self._fleet.order(asked)
@@ -99,7 +100,7 @@ class Routing:
         wants_first = request.method not in ("GET", "HEAD")
         for replica in replicas[:num_tries]:
             flight = self._fleet.start(replica, asked)
-            headers = self._headers(replica, _key_headers(request), namespace)
+            headers = self._headers(replica, _key_headers(request), tenant)
             backend = Backend(name=replica.name, url=replica.url, headers=headers)
             opening = self._proxy.open(backend, request, wants_first_piece=wants_first)
             try:
@@ -129,11 +130,9 @@ class Routing:
             raise self._overload()
         raise failure or CapacityError("no backend is healthy; try again later")
 
-    def _headers(
-        self, replica: Replica, key: Mapping[str, str], namespace: str
-    ) -> Mapping[str, str]:
+    def _headers(self, replica: Replica, key: Mapping[str, str], tenant: str) -> Mapping[str, str]:
         name = self._tenant_header
-        return {**replica.headers, name: namespace} if name else key or replica.headers
+        return {**replica.headers, name: tenant} if name else key or replica.headers
 
     def _overload(self) -> ApiError:
         seconds = min(60, max(1, math.ceil(self._fleet.wait_seconds())))
@@ -153,8 +152,8 @@ def _key_headers(request: ProxiedRequest) -> dict[str, str]:
     }
 
 
-def _namespace(key: Mapping[str, str]) -> str:
-    """A namespace for tenants whose keys only the backends know."""
+def _tenant_by(key: Mapping[str, str]) -> str:
+    """The tenant with this key, which only the backends know."""
     if not key:
         return ""
     return hashlib.sha256("\0".join(key.values()).encode()).hexdigest()[:16]

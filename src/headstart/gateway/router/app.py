@@ -30,7 +30,7 @@ from headstart.server.extras import Extras
 from headstart.server.kept import HEADER
 from headstart.server.routing import json_response
 from headstart.server.threads import unless_left
-from headstart.structures.tenants import may_take
+from headstart.structures.tenants import caller_of, may_take
 from headstart.types.errors import CapacityError
 
 
@@ -171,7 +171,7 @@ class Forward:
     async def _look_up(self, request: ProxiedRequest, scope: Scope) -> list[Any]:
         """The joined answers of the servers of running models."""
         found: list[Any] = []
-        for name in self._streams.models_of(scope.get("headstart.namespace", "")):
+        for name in self._streams.models_of(caller_of(scope).tenant):
             model = self._pool.find(name)
             if model is None or not model.is_ready:
                 continue
@@ -189,7 +189,7 @@ class Forward:
 
 def _for_tenant(backend: Backend, scope: Scope) -> Backend:
     """The backend with the header that names whose request it is."""
-    tenant = {TENANT_HEADER.lower(): scope.get("headstart.namespace", "")}
+    tenant = {TENANT_HEADER.lower(): caller_of(scope).tenant}
     return replace(backend, headers={**backend.headers, **tenant})
 
 
@@ -203,7 +203,7 @@ def conversation_of(http: HttpRequest) -> Conversation | None:
     name = http.headers.get(HEADER)
     if http.scope["path"] == "/v1/stream":
         name = http.query_params.get("conv_id")
-    return (http.scope.get("headstart.namespace", ""), name) if name else None
+    return (caller_of(http.scope).tenant, name) if name else None
 
 
 class Streams:

@@ -31,6 +31,7 @@ from headstart.server.ollama_dialect import (
 )
 from headstart.server.routing import json_response
 from headstart.server.threads import Threads
+from headstart.structures.tenants import caller_of
 from headstart.types.errors import ModelError
 
 ReadPresets = Callable[[], Sequence[ModelPreset]]
@@ -106,7 +107,7 @@ class OwnRoutes:
         def read(body: bytes) -> object:
             return read_object(body, kind).get("model")
 
-        return await parse_off_loop(body, read, self._threads, http.scope["headstart.namespace"])
+        return await parse_off_loop(body, read, self._threads, caller_of(http.scope).tenant)
 
     def props(self) -> dict[str, Any]:
         """Properties of the router; with ?model= the model's server answers instead."""
