@@ -154,8 +154,9 @@ class ModelOracle(Oracle):
 
 
 class Resting(Controller):
-    def wanted(self, speculator: str, num_slots: int) -> bool:
-        return False
+    def __init__(self) -> None:
+        super().__init__()
+        self.wants_model = lambda speculator: False
 
 
 def test_a_model_that_is_not_asked_has_a_reason_of_its_own() -> None:
