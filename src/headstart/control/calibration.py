@@ -174,7 +174,7 @@ class Calibration:
 
     def __init__(self) -> None:
         self.tables: defaultdict[str, LabelCounts] = defaultdict(LabelCounts)  # by speculator
-        self._namespaces: dict[int, str] = {}  # of the running requests
+        self.namespaces: dict[int, str] = {}  # of the running requests
         self._requests: dict[int, dict[str, Known]] = {}  # by speculator
         # by namespace, least recently used first, then by speculator
         self._tokens: dict[str, dict[str, TokenOdds]] = {}
@@ -274,7 +274,7 @@ class Calibration:
         """Register a request; what is learned from its tokens stays in this namespace ("" without
         this call). The least recently used namespaces are evicted. O(namespaces).
         """
-        self._namespaces[number] = namespace
+        self.namespaces[number] = namespace
         sizes = {name: 1 + sum(map(len, odds.values())) for name, odds in self._tokens.items()}
         total = sum(sizes.values())
         for name in list(sizes)[:-1]:
@@ -287,13 +287,13 @@ class Calibration:
         """Forget a request that ended, with its shift and its undecided offers."""
         self._followed.pop(number, None)
         self._requests.pop(number, None)
-        self._namespaces.pop(number, None)
+        self.namespaces.pop(number, None)
 
     def _know(self, number: int, speculator: str) -> Known:
         """Statistics of a speculator for a request."""
         own = self._requests.setdefault(number, {})
         if speculator not in own:
-            namespace = self._namespaces.get(number, "")
+            namespace = self.namespaces.get(number, "")
             odds = self._tokens[namespace] = self._tokens.pop(namespace, {})  # most recently used
             by_token = odds.setdefault(speculator, TokenOdds())
             own[speculator] = self.tables[speculator], RequestBias(), by_token

@@ -47,7 +47,6 @@ class Controller:
         self._budget = Budget(self._cost)
         self._model_planner = ModelDraftPlanner(self._cost, self._budget, self._calibration)
         self._asking: dict[str, AskingBudget] = {}  # by text speculator
-        self._running: set[int] = set()  # numbers of the requests
         # upcoming and past steps in which no speculator is asked, and for which requests
         self._num_asleep, self._num_slept, self._sleepers = 0, 0, list[int]()
         # calls passed on to one instrument
@@ -126,7 +125,7 @@ class Controller:
             self._read_decode(record)
         self._calibration.read(record)
         for end in record.left:
-            if end.sequence.number in self._running:
+            if end.sequence.number in self._calibration.namespaces:
                 self.end(end.sequence.number, end.stats.num_emitted)
 
     def _read_models(self, record: StepRecord, calls: Sequence[DraftCall], step: Step) -> None:
@@ -186,16 +185,13 @@ class Controller:
 
     def begin(self, number: int, namespace: str) -> None:
         """Register a request; what is learned from its tokens is used in this namespace only."""
-        self._running.add(number)
         self._calibration.begin(number, namespace)
         self._model_planner.begin()
 
     def end(self, number: int, num_answered: int) -> None:
         """Forget a request that ended or was preempted after `num_answered` tokens."""
-        num_running = len(self._running)
-        self._running.discard(number)
+        self._model_planner.end(number, num_answered)
         self._calibration.end(number)
-        self._model_planner.end(number, num_answered, num_running)
 
     def describe(self) -> dict[str, Any]:
         """The estimates of control, JSON-ready."""

@@ -192,12 +192,12 @@ class ModelDraftPlanner:
         price = token_ms if token_ms > 0.0 else None  # below the clock's resolution: use the prior
         self.drafters[speculator].cost = DraftCost({1: max(round_ms, 1e-6)}, price)
 
-    def end(self, number: int, num_answered: int, num_running: int) -> None:
-        """Forget a request that ended; `num_running` counts it too."""
+    def end(self, number: int, num_answered: int) -> None:
+        """Forget a request that ended, before `Calibration` does."""
         self._answer += 0.1 * (num_answered - self._answer)
         for drafter in self.drafters.values():
             drafter.history.end(number, num_answered)
-            drafter.probes.end(number, num_running)
+            drafter.probes.end(number, len(self._calibration.namespaces))
 
     def describe(self) -> dict[str, Any]:
         """Prices of each draft model, what it was expected to gain last, and what it has earned (in

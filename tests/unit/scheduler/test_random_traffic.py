@@ -245,7 +245,7 @@ def check_nothing_is_kept(scheduler: Scheduler, controller: Remembering) -> None
     """All requests have left: whatever was kept under their numbers has gone."""
     assert not scheduler.drafting.failure
     assert not controller._calibration._followed
-    assert not controller._running
+    assert not controller._calibration.namespaces
     assert not scheduler.counts._requests
     assert not scheduler.drafting._begun
     assert not controller.known
