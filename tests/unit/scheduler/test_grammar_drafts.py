@@ -171,7 +171,7 @@ def test_control_learns_constrained_text_apart(monkeypatch: pytest.MonkeyPatch) 
     texts = [[*request.prompt, *expected(engine, request).tokens] for request in (free, bound)]
     for request, name in ((free, "future"), (bound, "future+grammar")):
         scheduler = make_scheduler(bytes_engine(), [Future(texts)], AUTO)
-        labels = noted(monkeypatch, scheduler.drafting.controller, "label")
+        labels = noted(monkeypatch, scheduler.drafting.controller._calibration, "record")
         run(scheduler, [request])
         assert {known for _, known, *_ in labels} == {name}
 
