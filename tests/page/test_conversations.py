@@ -15,7 +15,7 @@ from tests.server.server_process import Server
 from tests.server.serving import serving
 
 from headstart.config import ToolsConfig
-from headstart.server.extras import Extras
+from headstart.server.extra_routes import Extras
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route

@@ -15,7 +15,7 @@ from tests.page.support import Window
 from tests.server.serving import serving, serving_app
 
 from headstart.config import ToolsConfig
-from headstart.server.extras import Extras
+from headstart.server.extra_routes import Extras
 
 CALL = '{"tool": "exec_shell_command", "params": {"command": "touch %s"}}'
 # what the proxy would bring into the server's origin

@@ -17,7 +17,7 @@ from headstart.app.cli.settings import all_settings
 from headstart.config import ToolsConfig
 from headstart.gateway.router.metrics import METRICS as ROUTER_METRICS
 from headstart.server.app import endpoints
-from headstart.server.extras import Extras
+from headstart.server.extra_routes import Extras
 from headstart.server.metrics import METRICS
 from headstart.speculators import SPECULATORS
 from headstart.types import errors

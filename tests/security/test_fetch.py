@@ -26,7 +26,7 @@ from headstart.config import ServerConfig
 from headstart.server import media
 from headstart.server.media import _file_of, fetch, public_address, read_media
 from headstart.server.media_files import MOST_BYTES, safe_file
-from headstart.server.model import Service
+from headstart.server.service import Service
 from headstart.structures.tenants import Caller
 from headstart.types.errors import RequestError
 from headstart.types.media import MediaQuestion

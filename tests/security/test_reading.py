@@ -21,8 +21,8 @@ from headstart.config import ServerConfig
 from headstart.server import dialect, native, prompts
 from headstart.server.app import create_app
 from headstart.server.infill import infill_prompt
-from headstart.server.model import ServedModel
 from headstart.server.schemas import InfillBody
+from headstart.server.service import ServedModel
 from headstart.server.threads import Threads
 from headstart.structures.interruption import progress, time_limit, watched
 from headstart.testing import ByteVocab

@@ -18,9 +18,9 @@ from tests.thread_transport import ThreadTransport
 from headstart.app.assemble import Models, build_scheduler, find_models, load_served_model
 from headstart.config import Config, ServerConfig
 from headstart.server.app import create_app
-from headstart.server.extras import Extras
+from headstart.server.extra_routes import Extras
 from headstart.server.listen import address_of, take_port, uvicorn_config
-from headstart.server.model import ServedModel
+from headstart.server.service import ServedModel
 from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
 from headstart.types.worker import Worker

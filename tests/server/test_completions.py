@@ -21,7 +21,7 @@ from headstart.config import (
     ServerConfig,
     SpeculationConfig,
 )
-from headstart.server.model import ServedModel
+from headstart.server.service import ServedModel
 from headstart.text.chat_template import ChatTemplate
 
 PROMPT = [10, 20, 30, 40, 50, 60, 70, 80, 90, 100] * 5

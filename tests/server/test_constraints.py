@@ -11,8 +11,8 @@ from tests.server.serving import error_of, served_model, serving
 
 from headstart.config import SamplingConfig
 from headstart.server.constraints import default_constraint
-from headstart.server.model import RequestDefaults
 from headstart.server.sampling import request_defaults
+from headstart.server.service import RequestDefaults
 from headstart.types.constraint import Constraint, ConstraintKind
 from headstart.types.errors import ConfigError
 

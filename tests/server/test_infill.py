@@ -9,8 +9,8 @@ from tests.server.fake_worker import INFO, FakeWorker
 from tests.server.serving import error_of, events_of, served_model, serving
 
 from headstart.server.infill import infill_prompt
-from headstart.server.model import ServedModel
 from headstart.server.schemas import InfillBody, InfillExtra
+from headstart.server.service import ServedModel
 from headstart.testing import ByteVocab
 from headstart.types import FimTokens
 from headstart.types.report import WorkerInfo

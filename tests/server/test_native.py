@@ -9,7 +9,7 @@ from tests.server.fake_worker import INFO, FakeWorker, say
 from tests.server.serving import events_of, served_model, serving
 
 from headstart.config import ChatConfig, Config, SchedulerConfig
-from headstart.server.model import ServedModel
+from headstart.server.service import ServedModel
 from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
 from headstart.types import DraftMode

@@ -15,9 +15,9 @@ from tests.server.test_tool_calls import TEMPLATE
 
 from headstart.config import ServerConfig
 from headstart.server import responses
-from headstart.server.kept import ResponseStore, StoredResponse
 from headstart.server.responses_body import ResponsesBody, chat_body
 from headstart.server.schemas import ChatBody
+from headstart.server.stored_responses import ResponseStore, StoredResponse
 from headstart.types.errors import HeadstartError
 from headstart.types.request import Request
 

@@ -16,8 +16,8 @@ from tests.server.serving import served_model, serving
 
 from headstart.config import SamplingConfig, ServerConfig
 from headstart.server.listen import serve, take_port
-from headstart.server.model import ServedModel
 from headstart.server.sampling import request_defaults
+from headstart.server.service import ServedModel
 from headstart.types.errors import ConfigError, ModelError
 
 

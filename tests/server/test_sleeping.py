@@ -16,9 +16,9 @@ from tests.server.server_process import Server, until
 from tests.server.serving import error_of, serving, text_of
 from tests.thread_transport import ThreadTransport
 
-from headstart.server import kept
+from headstart.server import kept_streams
 from headstart.server.app import IdleTimer
-from headstart.server.kept import MAX_STREAMS, PIECE_BYTES, KeptStreams
+from headstart.server.kept_streams import MAX_STREAMS, PIECE_BYTES, KeptStreams
 from headstart.server.prompts import render_messages
 from headstart.types.errors import CapacityError, ModelError
 from headstart.types.request import FinishEvent
@@ -249,7 +249,7 @@ async def test_streams_belong_to_their_tenant_and_few_that_are_over_are_kept():
 
 
 async def test_the_tenant_whose_streams_take_most_loses_its_oldest(monkeypatch):
-    monkeypatch.setattr(kept, "MAX_STREAM_BYTES", 1000)
+    monkeypatch.setattr(kept_streams, "MAX_STREAM_BYTES", 1000)
     streams = KeptStreams()
     for tenant, number, size in [("quiet", 0, 100), *(("loud", n, 300) for n in range(4))]:
         stream = streams.begin(tenant, str(number))

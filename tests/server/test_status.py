@@ -22,8 +22,8 @@ from headstart.config import (
     SpeculationConfig,
     ToolsConfig,
 )
+from headstart.server.answer_numbers import sum_stats
 from headstart.server.metrics import METRICS, render
-from headstart.server.results import sum_stats
 from headstart.types.report import Counters, WorkerReport
 from headstart.types.request import RequestStats
 

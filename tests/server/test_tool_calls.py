@@ -9,7 +9,7 @@ from tests.server.fake_worker import FakeWorker, say
 from tests.server.serving import error_of, openai_of, serving
 from tests.templates.conversations import TOOLS
 
-from headstart.server.model import ServedModel
+from headstart.server.service import ServedModel
 from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
 from headstart.types.constraint import NO_LIMIT, ConstraintKind, ThoughtMarks

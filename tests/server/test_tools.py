@@ -19,7 +19,7 @@ from tests.server.serving import error_of, served_model, serving, serving_app
 from headstart.config import ServerConfig, ToolsConfig
 from headstart.extras.vertex import PATHS
 from headstart.server.app import create_app
-from headstart.server.extras import Extras
+from headstart.server.extra_routes import Extras
 from headstart.types.errors import ConfigError
 
 KEY = {"Authorization": "Bearer k"}

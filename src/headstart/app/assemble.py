@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from headstart.engine.devices import Device
     from headstart.engine.fit import Fitted
     from headstart.scheduler.scheduler import Scheduler
-    from headstart.server.model import ServedModel
+    from headstart.server.service import ServedModel
     from headstart.types import ModelInfo
     from headstart.types.report import WorkerInfo
 
@@ -216,8 +216,8 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
     """
     from headstart.engine.chat_templates import built_in_templates
     from headstart.engine.model import Model
-    from headstart.server.model import ServedModel
     from headstart.server.sampling import request_defaults
+    from headstart.server.service import ServedModel
     from headstart.text.chat_template import ChatTemplate, template_by_hand
 
     model = Model(models.target, EngineConfig(gpu_layers=0), vocab_only=True)
@@ -294,7 +294,7 @@ def serve(
         if not is_fetched:
             check(config)
         from headstart.server import listen
-        from headstart.server.extras import Extras
+        from headstart.server.extra_routes import Extras
 
         # a router takes its port and runs tools itself
         server = config.server

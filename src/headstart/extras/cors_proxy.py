@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 
 from headstart.server.body import Body
 from headstart.server.errors import INERT, ApiError, shorten
-from headstart.server.extras import Extra
+from headstart.server.extra_routes import Extra
 from headstart.server.routing import Routes
 from headstart.server.threads import unless_left
 

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headstart.config import ServerConfig, ToolsConfig
 from headstart.server.body import read_json
 from headstart.server.errors import ApiError, error_body, log_failure, shorten
-from headstart.server.extras import Extra
+from headstart.server.extra_routes import Extra
 from headstart.server.threads import unless_left
 from headstart.types.errors import ConfigError
 

@@ -10,9 +10,9 @@ from starlette.requests import Request as HttpRequest
 
 from headstart.server.body import make_body, read_json
 from headstart.server.errors import not_supported
-from headstart.server.model import service_of
 from headstart.server.routing import Routes
 from headstart.server.schemas import AdapterScale, GenerationBody
+from headstart.server.service import service_of
 from headstart.structures.tenants import caller_of
 from headstart.types.errors import RequestError
 from headstart.types.report import WorkerInfo

@@ -14,14 +14,14 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from headstart.server import sse
+from headstart.server.answer_numbers import timings
 from headstart.server.dialect import Choice, Chunk, Dialect
 from headstart.server.errors import ApiError, error_body, log_failure, shaped
 from headstart.server.event_stream import EventStream, num_alternatives
-from headstart.server.kept import HEADER
-from headstart.server.model import Service, service_of
+from headstart.server.kept_streams import HEADER
 from headstart.server.prompts import Prompt
-from headstart.server.results import timings
 from headstart.server.schemas import GenerationBody
+from headstart.server.service import Service, service_of
 from headstart.server.translate import Call, make_requests
 from headstart.structures.tenants import caller_of
 from headstart.types.errors import NotSupportedError

@@ -22,7 +22,6 @@ from headstart.server import (
     chat,
     completions,
     embeddings,
-    events,
     guard,
     infill,
     metrics,
@@ -30,22 +29,23 @@ from headstart.server import (
     ollama,
     responses,
     status,
-    streams,
+    status_events,
+    stream_routes,
     text,
     transcriptions,
 )
 from headstart.server.errors import error_response
-from headstart.server.extras import Extras
-from headstart.server.model import ServedModel, Service
+from headstart.server.extra_routes import Extras
 from headstart.server.routing import Endpoint, describe
+from headstart.server.service import ServedModel, Service
 from headstart.types.errors import HeadstartError
 from headstart.types.worker import Worker
 
 logger = logging.getLogger(__name__)
 
 FAMILIES = (
-    status, events, chat, responses, anthropic, completions, native, infill, embeddings,
-    ollama, text, metrics, adapters, streams, transcriptions,
+    status, status_events, chat, responses, anthropic, completions, native, infill, embeddings,
+    ollama, text, metrics, adapters, stream_routes, transcriptions,
 )  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def create_app(
     """
     extras = extras or Extras()
     service = Service(config, worker)
-    feed = events.EventFeed(service)
+    feed = status_events.EventFeed(service)
     timer = None
     if config.sleep_idle_seconds > 0:
         timer = IdleTimer(worker, config.sleep_idle_seconds)

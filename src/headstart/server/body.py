@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
 from headstart.server.errors import shorten
-from headstart.server.kept import HEADER
+from headstart.server.kept_streams import HEADER
 from headstart.server.limits import (
     ANY_LENGTH,
     MAX_ENTRIES,

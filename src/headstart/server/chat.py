@@ -19,10 +19,10 @@ from headstart.server.body import Body, off_loop, read_body
 from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece
 from headstart.server.event_stream import single_event
 from headstart.server.media import Media, Source, read_media, take_media
-from headstart.server.model import service_of
 from headstart.server.prompts import read_chat, render_messages
 from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody
+from headstart.server.service import service_of
 from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call
 from headstart.structures.tenants import caller_of

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from headstart.config import ChatConfig
 from headstart.server.constraints import wanted_schema
 from headstart.server.errors import not_supported, shorten, wrong_value
-from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody, GenerationBody
+from headstart.server.service import ServedModel
 from headstart.text.chat_template import ChatTemplate
 from headstart.text.messages import content_text
 from headstart.text.toolcalls.answer_format import AnswerFormat

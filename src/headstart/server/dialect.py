@@ -14,11 +14,8 @@ from typing import Any, ClassVar
 import orjson
 
 from headstart.server import sse
-from headstart.server.native_answer import native_answer
-from headstart.server.prompts import Prompt
-from headstart.server.results import (
+from headstart.server.answer_numbers import (
     Emission,
-    counterfactual,
     provenance,
     reading_times,
     speculative_metrics,
@@ -27,6 +24,9 @@ from headstart.server.results import (
     token_probabilities,
     usage,
 )
+from headstart.server.counterfactual import counterfactual
+from headstart.server.native_answer import native_answer
+from headstart.server.prompts import Prompt
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call
 from headstart.text.toolcalls.answer_format import AnswerParser

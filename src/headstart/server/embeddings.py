@@ -31,9 +31,9 @@ from headstart.server.media import (
     read_media,
     take_parts,
 )
-from headstart.server.model import ServedModel, Service, service_of
 from headstart.server.prompts import MAX_TOKENS, read_prompt
 from headstart.server.routing import Routes, json_response
+from headstart.server.service import ServedModel, Service, service_of
 from headstart.server.threads import unless_left
 from headstart.structures.tenants import caller_of
 from headstart.types import Vocab

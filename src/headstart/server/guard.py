@@ -21,7 +21,7 @@ from headstart.config import ServerConfig
 from headstart.server import errors
 from headstart.server.connections import affordable
 from headstart.server.errors import INERT, ApiError, error_response
-from headstart.server.extras import Extras
+from headstart.server.extra_routes import Extras
 from headstart.server.page import POLICY, Page, page_files
 from headstart.server.routing import prefixed
 from headstart.server.websites import ANY, WebsitePolicy

@@ -23,9 +23,9 @@ from starlette.types import ASGIApp
 from headstart.config import ServerConfig
 from headstart.server.app import create_app
 from headstart.server.connections import LimitedProtocol, affordable
-from headstart.server.extras import Extras
+from headstart.server.extra_routes import Extras
 from headstart.server.guard import load_keys
-from headstart.server.model import ServedModel
+from headstart.server.service import ServedModel
 from headstart.server.status import model_entry
 from headstart.structures.system import is_unix_socket, switch_threads_often, unix_socket
 from headstart.types.errors import ConfigError

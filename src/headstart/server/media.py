@@ -25,7 +25,7 @@ from headstart.server.errors import ApiError, not_supported, shorten
 from headstart.server.event_stream import single_event
 from headstart.server.limits import check_length
 from headstart.server.media_files import MOST_BYTES, safe_file
-from headstart.server.model import service_of
+from headstart.server.service import service_of
 from headstart.server.threads import unless_left
 from headstart.structures.interruption import progress
 from headstart.structures.tenants import caller_of

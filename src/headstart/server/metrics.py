@@ -16,8 +16,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.errors import ApiError
-from headstart.server.model import service_of
 from headstart.server.routing import Routes
+from headstart.server.service import service_of
 from headstart.types.report import WorkerReport
 
 Report = TypeVar("Report")

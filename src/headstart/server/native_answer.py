@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headstart.server.adapters import described_scales
-from headstart.server.results import speculative_metrics, timings
+from headstart.server.answer_numbers import speculative_metrics, timings
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call
 from headstart.types.request import Request

@@ -20,7 +20,6 @@ from headstart.server.embeddings import embed, embedding_info, normalize, read_i
 from headstart.server.errors import wrong_value
 from headstart.server.infill import fill_in
 from headstart.server.limits import MAX_INPUTS, check_length
-from headstart.server.model import Service, service_of
 from headstart.server.ollama_dialect import (
     OLLAMA_VERSION,
     OllamaBody,
@@ -43,6 +42,7 @@ from headstart.server.ollama_dialect import (
 from headstart.server.prompts import Prompt, read_prompts
 from headstart.server.routing import Routes, json_response
 from headstart.server.schemas import NativeBody
+from headstart.server.service import Service, service_of
 from headstart.types import Vocab
 from headstart.types.errors import RequestError
 from headstart.types.report import EmbeddingInfo

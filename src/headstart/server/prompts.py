@@ -10,8 +10,8 @@ from headstart.server.conversation import RenderedChat, render_chat
 from headstart.server.errors import shorten
 from headstart.server.limits import MAX_PROMPTS, check_length, is_id
 from headstart.server.media import MARKER, Media, place, prompt_media
-from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody
+from headstart.server.service import ServedModel
 from headstart.structures.interruption import time_limit
 from headstart.types import Vocab
 from headstart.types.errors import ContextLengthError, RequestError

@@ -9,9 +9,9 @@ from typing import Any
 
 from headstart.server import sse
 from headstart.server.dialect import Choice, Chunk, Dialect, Piece
-from headstart.server.kept import Item
 from headstart.server.responses_body import ResponsesBody
 from headstart.server.schemas import ChatBody
+from headstart.server.stored_responses import Item
 from headstart.server.translate import Call
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
 from headstart.types.request import ProgressEvent

@@ -12,12 +12,12 @@ from starlette.responses import Response
 from headstart.server.body import read_body
 from headstart.server.chat import answer_chat, count_chat_tokens
 from headstart.server.errors import ApiError, shorten
-from headstart.server.kept import Item, StoredResponse
-from headstart.server.model import service_of
 from headstart.server.response_dialect import ResponsesDialect
 from headstart.server.responses_body import ResponsesBody, chat_body
 from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody
+from headstart.server.service import service_of
+from headstart.server.stored_responses import Item, StoredResponse
 from headstart.structures.tenants import caller_of
 from headstart.types.errors import RequestError
 

@@ -9,8 +9,8 @@ from pydantic import ConfigDict, Field
 
 from headstart.server.body import Body, Int, Many, make_body
 from headstart.server.errors import not_supported, shorten, wrong_value
-from headstart.server.kept import Item
 from headstart.server.schemas import ChatBody
+from headstart.server.stored_responses import Item
 from headstart.types.errors import RequestError
 
 

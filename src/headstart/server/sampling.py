@@ -13,8 +13,8 @@ from headstart.config import SamplingConfig
 from headstart.server.constraints import default_constraint
 from headstart.server.errors import shorten, wrong_value
 from headstart.server.limits import MAX_NAMES, check_length
-from headstart.server.model import RequestDefaults
 from headstart.server.schemas import GenerationBody
+from headstart.server.service import RequestDefaults
 from headstart.types import Vocab
 from headstart.types.errors import ConfigError, RequestError
 from headstart.types.sampling_params import (

@@ -15,17 +15,17 @@ from starlette.requests import Request as HttpRequest
 
 from headstart.config import ServerConfig
 from headstart.server.adapters import adapter_key, request_scales
+from headstart.server.answer_numbers import draft_counts
 from headstart.server.body import Body, read_body
 from headstart.server.errors import ApiError, wrong_value
 from headstart.server.event_stream import single_event
-from headstart.server.extras import has_proxy
+from headstart.server.extra_routes import has_proxy
 from headstart.server.media import MARKER
-from headstart.server.model import Service, service_of
 from headstart.server.native_answer import generation_settings
 from headstart.server.ollama import ollama_model
-from headstart.server.results import draft_counts
 from headstart.server.routing import Routes
 from headstart.server.schemas import SlotBody
+from headstart.server.service import Service, service_of
 from headstart.server.tool_use import describe
 from headstart.structures.tenants import caller_of
 from headstart.types import ModelInfo

@@ -12,7 +12,6 @@ from headstart.server.body import read_body
 from headstart.server.errors import wrong_value
 from headstart.server.limits import check_length, is_id
 from headstart.server.media import take_media
-from headstart.server.model import Service, service_of
 from headstart.server.prompts import (
     check_token,
     render_messages,
@@ -21,6 +20,7 @@ from headstart.server.prompts import (
 )
 from headstart.server.routing import Routes, json_response
 from headstart.server.schemas import ChatBody, DetokenizeBody, TokenizeBody
+from headstart.server.service import Service, service_of
 from headstart.text.utf8 import text_or_bytes
 
 routes = Routes()

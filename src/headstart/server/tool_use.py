@@ -9,8 +9,8 @@ from typing import Any
 from headstart.server.conversation import RenderedChat, chat_thoughts, read_tools, thought_marks
 from headstart.server.dialect import Choice
 from headstart.server.errors import shorten, wrong_value
-from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody
+from headstart.server.service import ServedModel
 from headstart.text.toolcalls.answer_format import AnswerFormat, AnswerParser
 from headstart.text.toolcalls.constraint import (
     CallRules,

@@ -13,9 +13,9 @@ from headstart.server.body import Body, make_body, read_body
 from headstart.server.chat import answer_chat
 from headstart.server.dialect import Choice, Chunk, Piece, SingleDialect
 from headstart.server.errors import not_supported
-from headstart.server.model import service_of
 from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody
+from headstart.server.service import service_of
 from headstart.text.toolcalls.events import Content
 
 routes = Routes()

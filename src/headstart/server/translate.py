@@ -12,10 +12,10 @@ from headstart.server.constraints import read_constraint
 from headstart.server.conversation import tagged_thoughts
 from headstart.server.errors import not_supported, wrong_value
 from headstart.server.limits import MAX_PROMPTS, MAX_TOLD, check_length
-from headstart.server.model import RequestDefaults, ServedModel
 from headstart.server.prompts import Prompt
 from headstart.server.sampling import read_names, sampling_params
 from headstart.server.schemas import ChatBody, CompletionBody, GenerationBody, SpeculativeBody
+from headstart.server.service import RequestDefaults, ServedModel
 from headstart.types import DraftMode, Vocab
 from headstart.types.errors import RequestError
 from headstart.types.report import WorkerInfo

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from headstart.scheduler.scheduler import Scheduler
-    from headstart.server.model import ServedModel
+    from headstart.server.service import ServedModel
     from headstart.types.request import Event, FinishEvent, Request
 
 # by speculator, in the page's colours; other styles distinguish them without colour

@@ -18,7 +18,7 @@ from headstart.extras.tools.toolbox import Toolbox
 from headstart.server import sse
 from headstart.server.body import Body, parse_body
 from headstart.server.errors import ApiError, error_body, shorten
-from headstart.server.extras import Extra
+from headstart.server.extra_routes import Extra
 from headstart.server.routing import Routes
 from headstart.server.threads import unless_left
 

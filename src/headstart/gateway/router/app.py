@@ -26,8 +26,8 @@ from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.pooled_model import PooledModel
 from headstart.server import guard
 from headstart.server.errors import ApiError, shorten
-from headstart.server.extras import Extras
-from headstart.server.kept import HEADER
+from headstart.server.extra_routes import Extras
+from headstart.server.kept_streams import HEADER
 from headstart.server.routing import json_response
 from headstart.server.threads import unless_left
 from headstart.structures.tenants import caller_of, may_take
@@ -209,7 +209,7 @@ def conversation_of(http: HttpRequest) -> Conversation | None:
 class Streams:
     """The model of each conversation, and requests waiting for their model.
 
-    A stream is kept by the server of its model (server/kept.py). Until that is loaded, its
+    A stream is kept by the server of its model (server/kept_streams.py). Until that is loaded, its
     request waits here, whether or not its client does.
     """
 

@@ -22,7 +22,7 @@ from headstart.gateway.router.presets import CACHE, ModelPreset
 from headstart.server import sse
 from headstart.server.body import parse_off_loop, read_object
 from headstart.server.errors import ApiError, shorten
-from headstart.server.extras import has_proxy
+from headstart.server.extra_routes import has_proxy
 from headstart.server.ollama_dialect import (
     OLLAMA_VERSION,
     listed_model,

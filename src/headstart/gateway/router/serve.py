@@ -20,7 +20,7 @@ from headstart.gateway.router.listing import ReadPresets
 from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.pooled_model import LoadLimits, parse_memory
 from headstart.gateway.router.presets import MAIN, PROCESS_BYTES, Estimate, ModelPreset
-from headstart.server.extras import Extras
+from headstart.server.extra_routes import Extras
 from headstart.server.listen import StoppableServer, run, uvicorn_config
 from headstart.types.errors import ConfigError, ModelError
 

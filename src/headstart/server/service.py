@@ -16,7 +16,8 @@ from weakref import WeakValueDictionary
 from starlette.requests import Request as HttpRequest
 
 from headstart.config import Config, ServerConfig
-from headstart.server.kept import KeptStreams, ResponseStore
+from headstart.server.kept_streams import KeptStreams
+from headstart.server.stored_responses import ResponseStore
 from headstart.server.threads import Threads
 from headstart.structures.tenants import counted
 from headstart.text.chat_template import ChatTemplate

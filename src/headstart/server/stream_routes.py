@@ -11,8 +11,8 @@ from starlette.responses import Response, StreamingResponse
 from headstart.server import sse
 from headstart.server.body import Body, read_body
 from headstart.server.errors import ApiError, shorten, wrong_value
-from headstart.server.model import service_of
 from headstart.server.routing import Routes
+from headstart.server.service import service_of
 from headstart.structures.tenants import caller_of
 from headstart.types.errors import RequestError
 

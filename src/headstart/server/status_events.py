@@ -12,8 +12,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server import sse
-from headstart.server.model import Service
 from headstart.server.routing import Routes
+from headstart.server.service import Service
 from headstart.server.status import slot_state, speculation_state
 from headstart.structures.system import resident_bytes
 from headstart.types.report import WorkerReport

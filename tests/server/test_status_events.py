@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tests.server.fake_worker import REPORT, FakeWorker, say
 from tests.server.serving import error_of, events_of, serving
 
-from headstart.server import events, sse
-from headstart.server.events import _speed, num_tokens
-from headstart.server.results import counterfactual
+from headstart.server import sse, status_events
+from headstart.server.counterfactual import counterfactual
+from headstart.server.status_events import _speed, num_tokens
 from headstart.types.report import Counters, DiskReport, SlotReport, WorkerReport
 from headstart.types.request import Request, TokenEvent, VerifiedDraft
 
@@ -67,10 +67,10 @@ def test_the_state_has_the_prompts_that_are_kept_and_how_often_they_were_used() 
 def test_a_state_comes_at_once_and_others_follow_every_two_seconds(client):
     began = time.monotonic()
     first, second, third = states(client, 3)
-    assert time.monotonic() - began > events.SECONDS
+    assert time.monotonic() - began > status_events.SECONDS
     assert "history" in first
     assert "history" not in second
-    assert third["time"] - second["time"] == pytest.approx(events.SECONDS, abs=1.0)
+    assert third["time"] - second["time"] == pytest.approx(status_events.SECONDS, abs=1.0)
 
 
 @pytest.fixture
@@ -82,8 +82,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         numbers.append(len(numbers))
         return {"n": numbers[-1]}
 
-    monkeypatch.setattr(events.EventFeed, "_state", state)
-    monkeypatch.setattr(events, "SECONDS", 0.2)
+    monkeypatch.setattr(status_events.EventFeed, "_state", state)
+    monkeypatch.setattr(status_events, "SECONDS", 0.2)
     return numbers
 
 
@@ -108,7 +108,7 @@ def test_states_are_made_only_while_somebody_listens(made):
 
 
 def test_a_server_that_stops_ends_the_streams_at_once():
-    feed = events.EventFeed(None)  # type: ignore[arg-type]
+    feed = status_events.EventFeed(None)  # type: ignore[arg-type]
 
     async def listen() -> list[bytes]:
         feed._state = lambda report: {}  # type: ignore[method-assign]
