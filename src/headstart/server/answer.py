@@ -21,7 +21,7 @@ from headstart.server.event_stream import EventStream, num_alternatives
 from headstart.server.kept_streams import HEADER
 from headstart.server.prompts import Prompt
 from headstart.server.schemas import GenerationBody
-from headstart.server.service import Service, service_of
+from headstart.server.service import service_of
 from headstart.server.translate import Call, make_requests
 from headstart.structures.tenants import caller_of
 from headstart.types.errors import NotSupportedError
@@ -86,11 +86,9 @@ async def answer(
         return await _kept(http, prepare, conversation)
     threads = service_of(http).prompt_threads
     dialect = await threads.run_for(http.scope, http.receive, prepare)
-    begun = await _begin(http, dialect, http.receive)
-    if isinstance(begun, Response):
-        return begun
-    chunks, events = begun
-    return _StreamedAnswer(dialect, events, chunks)
+    if not body.stream:
+        return await _answer_whole(http, dialect)
+    return _StreamedAnswer(dialect, *await _begin_stream(http, dialect, http.receive))
 
 
 async def _kept(http: HttpRequest, prepare: Callable[[], Dialect], conversation: str) -> Response:
@@ -107,38 +105,40 @@ async def _kept(http: HttpRequest, prepare: Callable[[], Dialect], conversation:
         if streams.find(tenant, conversation) is not kept:  # stopped during preparation
             raise ClientDisconnect
         kept.media_type = dialect.media_type
-        begun = await _begin(http, dialect, kept.receive)
+        _, chunks = await _begin_stream(http, dialect, kept.receive)
     except BaseException as error:
         if streams.find(tenant, conversation) is kept:  # not the next request's
             streams.stop(tenant, conversation)
         if isinstance(error, ClientDisconnect):
             raise ApiError(409, "this answer was stopped before it began") from error
         raise
-    assert not isinstance(begun, Response)
-    kept.write(begun[0])
+    kept.write(chunks)
     return StreamingResponse(kept.read(), media_type=dialect.media_type, headers=sse.HEADERS)
 
 
-async def _begin(
-    http: HttpRequest, dialect: Dialect, receive: Receive
-) -> Response | tuple[AsyncIterator[bytes], EventStream]:
-    """The whole answer, or the pieces of a streamed one; `receive` reports a disconnect."""
+async def _submit(
+    stack: AsyncExitStack, http: HttpRequest, dialect: Dialect, receive: Receive
+) -> EventStream:
+    """Run the requests until `stack` is closed; `receive` reports a disconnect."""
     service = service_of(http)
-    tenant = caller_of(http.scope).tenant
     seconds = dialect.body.sse_ping_interval
     seconds = service.config.sse_ping_interval if seconds is None else seconds
     has_pings = seconds > 0 and dialect.can_ping and dialect.body.stream
     max_silence = seconds if has_pings else None
+    requests = [choice.request for choice in dialect.choices]
+    stack.enter_context(service.holding(caller_of(http.scope).tenant, len(requests)))
+    events = EventStream(service.worker, requests, receive, max_silence)
+    return await stack.enter_async_context(events)
+
+
+async def _begin_stream(
+    http: HttpRequest, dialect: Dialect, receive: Receive
+) -> tuple[EventStream, AsyncIterator[bytes]]:
+    """The events of a streamed answer, and its pieces."""
     async with AsyncExitStack() as stack:
-        requests = [choice.request for choice in dialect.choices]
-        stack.enter_context(service.holding(tenant, len(requests)))
-        events = await stack.enter_async_context(
-            EventStream(service.worker, requests, receive, max_silence)
-        )
-        if not dialect.body.stream:
-            return await _whole(dialect, events, service, tenant)
+        events = await _submit(stack, http, dialect, receive)
         first = await events.take()  # so that an early failure still gets its own status
-        return _stream(dialect, events, first, stack.pop_all(), http.scope), events
+        return events, _stream(dialect, events, first, stack.pop_all(), http.scope)
 
 
 class _StreamedAnswer(StreamingResponse):
@@ -171,30 +171,31 @@ class _StreamedAnswer(StreamingResponse):
         return True
 
 
-async def _whole(dialect: Dialect, events: EventStream, service: Service, tenant: str) -> Response:
+async def _answer_whole(http: HttpRequest, dialect: Dialect) -> Response:
     def add(index: int, event: Event) -> bool:
         dialect.choices[index].take(event)
         return True
 
-    events.at_once = add
-    while not events.is_over:
-        for index, event in await events.take():
-            dialect.choices[index].take(event)
-    num_parts = sum(
-        _num_told(choice.prompt_logprobs) + _num_told(choice.logprobs) + _num_last_parts(choice)
-        for choice in dialect.choices
-    )
-    body = await _encoded(lambda: orjson.dumps(dialect.whole()), num_parts, service, tenant)
-    return Response(body, media_type="application/json")
+    async with AsyncExitStack() as stack:
+        events = await _submit(stack, http, dialect, http.receive)
+        events.at_once = add
+        while not events.is_over:
+            for index, event in await events.take():
+                add(index, event)
+        num_parts = sum(
+            _num_told(choice.prompt_logprobs) + _num_told(choice.logprobs) + _num_last_parts(choice)
+            for choice in dialect.choices
+        )
+        body = await _encoded(lambda: orjson.dumps(dialect.whole()), num_parts, http.scope)
+        return Response(body, media_type="application/json")
 
 
-async def _encoded(
-    encode: Callable[[], bytes], num_parts: int, service: Service, tenant: str
-) -> bytes:
+async def _encoded(encode: Callable[[], bytes], num_parts: int, scope: Scope) -> bytes:
     """Result of `encode`, called in a thread if there are many parts."""
     if num_parts <= MAX_PARTS:
         return encode()
-    return await service.answer_threads.run(encode, tenant)
+    threads = service_of(HttpRequest(scope)).answer_threads
+    return await threads.run(encode, caller_of(scope).tenant)
 
 
 async def _stream(
@@ -204,14 +205,12 @@ async def _stream(
     stack: AsyncExitStack,
     scope: Scope,  # not the request, which would hold its body
 ) -> AsyncIterator[bytes]:
-    service, tenant = service_of(HttpRequest(scope)), caller_of(scope).tenant
     async with stack:
         try:
             taken = first
             while True:
                 num_parts = sum(_num_parts(dialect.choices[index], event) for index, event in taken)
-                encode = partial(_encode, dialect, taken)
-                if data := await _encoded(encode, num_parts, service, tenant):
+                if data := await _encoded(partial(_encode, dialect, taken), num_parts, scope):
                     yield data
                 if events.is_over:
                     break
