@@ -175,7 +175,9 @@ def test_when_all_connections_are_busy_the_next_is_told_so():
                 worker.started.get(timeout=60)
             with connected(client) as connection:
                 push(connection, request)
-                assert b"503" in answer_of(connection)
+                answer = answer_of(connection)
+                assert b"503" in answer
+                assert b"\r\nretry-after: 1\r\n" in answer
         for _ in range(3):
             worker.cancelled.get(timeout=60)
 

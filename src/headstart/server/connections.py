@@ -13,12 +13,11 @@ from functools import cache
 from http import HTTPStatus
 from typing import Any, cast
 
-import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from headstart.server.errors import INERT, ApiError, error_body
+from headstart.server.errors import ApiError, error_response
 from headstart.structures.system import allow_files
-from headstart.types.errors import ConfigError
+from headstart.types.errors import CapacityError, ConfigError, HeadstartError
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +53,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > self._max_connections and not self._close_another():
-            self._refuse(503, f"{self._max_connections} connections are open; try again later")
+            words = f"{self._max_connections} connections are open; try again later"
+            self._refuse(CapacityError(words))
             return
         self._wait_for_head()
 
@@ -94,7 +94,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._is_refused or self.transport.is_closing():
             return
         if self._num_unused > MAX_HEAD_BYTES:
-            self._refuse(431, _LONG_HEAD)
+            self._refuse(ApiError(431, _LONG_HEAD))
         elif self._is_reading_body:
             self._set_timer(self._body_seconds, self._body_is_late)
 
@@ -121,12 +121,11 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._is_refused:
             return
         if self._num_head_bytes > MAX_HEAD_BYTES:
-            self._refuse(431, _LONG_HEAD)
+            self._refuse(ApiError(431, _LONG_HEAD))
             return
         if len(self.pipeline) >= MAX_PIPELINED:
-            self._refuse(
-                400, f"more than {MAX_PIPELINED} requests wait on one connection; open another"
-            )
+            words = f"more than {MAX_PIPELINED} requests wait on one connection; open another"
+            self._refuse(ApiError(400, words))
             return
         self._num_unused, self._is_reading_body, self.idle_since = 0, True, None
         super().on_headers_complete()
@@ -163,7 +162,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._stall = None
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "this is not HTTP; send an HTTP/1.1 request")
+        self._refuse(ApiError(400, "this is not HTTP; send an HTTP/1.1 request"))
 
     def _wait_for_head(self) -> None:
         if self._running is None:
@@ -184,14 +183,16 @@ class LimitedProtocol(HttpToolsProtocol):
         if not self._num_unused:  # no request has begun
             self.transport.close()
             return
-        self._refuse(408, f"no whole request head came within {self._head_seconds:g} seconds")
+        self._refuse(
+            ApiError(408, f"no whole request head came within {self._head_seconds:g} seconds")
+        )
 
     def _body_is_late(self) -> None:
         self._timer = None
         if self.flow.read_paused:  # the server has paused reading
             self._set_timer(self._body_seconds, self._body_is_late)
             return
-        self._refuse(408, f"nothing of the body came for {self._body_seconds:g} seconds")
+        self._refuse(ApiError(408, f"nothing of the body came for {self._body_seconds:g} seconds"))
 
     def _reader_is_late(self) -> None:
         """The buffers are full, so no error can be sent."""
@@ -199,28 +200,24 @@ class LimitedProtocol(HttpToolsProtocol):
         log.info("a client did not read its answer for %g s", self._stall_seconds)
         self.transport.abort()
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, error: HeadstartError) -> None:
         """Send an error unless an answer has begun, and close."""
         self._is_refused = True
         self._clear_timer()
         running = self._running
         if running is None or running.response_complete or not running.response_started:
-            self._write_error(status, message)
+            self._write_error(error)
         if running is not None:  # ends reading its body
             running.disconnected = True
             running.message_event.set()
         self.transport.close()
 
-    def _write_error(self, status: int, message: str) -> None:
-        body = orjson.dumps(error_body(ApiError(status, message)))
-        headers = {
-            "content-type": "application/json",
-            "content-length": str(len(body)),
-            "connection": "close",
-        } | INERT
-        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
+    def _write_error(self, error: HeadstartError) -> None:
+        response = error_response(error)
+        response.headers["connection"] = "close"
+        lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]
+        lines += [f"{name}: {value}" for name, value in response.headers.items()]
+        self.transport.write("\r\n".join([*lines, "", ""]).encode() + bytes(response.body))
 
 
 @cache

@@ -138,8 +138,8 @@ def error_response(error: Exception, path: str = "") -> Response:
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     retry_after = error.retry_after if isinstance(error, HeadstartError) else 0
-    if status == 503 or retry_after:
-        headers["Retry-After"] = str(retry_after or 1)
+    if retry_after:
+        headers["Retry-After"] = str(retry_after)
     shown = orjson.dumps(shaped(body, path))
     return Response(shown, status, headers, media_type="application/json")
 

@@ -84,7 +84,7 @@ class Guard:
                 return
             caller = scope["headstart.caller"] = self._caller(scope["path"], headers)
             self._admit(scope, caller)
-        except (ApiError, QuotaError) as error:
+        except (ApiError, CapacityError) as error:
             await error_response(error, scope["path"])(scope, receive, send)
             return
         with (
@@ -100,7 +100,7 @@ class Guard:
         if scope["path"] in HEALTH:
             return
         if reason := self._why_not_ready():
-            raise ApiError(503, reason)
+            raise CapacityError(reason)
         if caller.has_tenants and not may_take(self._running, caller.tenant, self._max_running):
             scope["app"].state.refusals["requests"] += 1
             raise QuotaError(

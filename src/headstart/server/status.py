@@ -29,7 +29,7 @@ from headstart.server.service import Service, service_of
 from headstart.server.tool_use import describe
 from headstart.structures.tenants import caller_of
 from headstart.types import ModelInfo
-from headstart.types.errors import EngineError, QuotaError, RequestError
+from headstart.types.errors import CapacityError, EngineError, QuotaError, RequestError
 from headstart.types.report import SlotReport, SpeculatorReport, WorkerReport
 from headstart.types.request import Request, SlotAction
 
@@ -41,7 +41,7 @@ async def health(http: HttpRequest) -> dict[str, Any]:
     """Answer ok, or 503 with the reason while requests cannot be answered."""
     is_trusted = caller_of(http.scope).is_trusted
     if reason := service_of(http).why_not_ready(with_details=is_trusted):
-        raise ApiError(503, reason)
+        raise CapacityError(reason)
     return {"status": "ok"}
 
 
@@ -130,7 +130,7 @@ async def slots(http: HttpRequest) -> list[dict[str, Any]]:
     if http.query_params.get("fail_on_no_slot") and all(
         slot.is_processing for slot in report.slots
     ):
-        raise ApiError(503, "no slot available")
+        raise CapacityError("no slot available")
     return [slot_state(slot, service) for slot in report.slots]
 
 

@@ -70,6 +70,7 @@ class CapacityError(HeadstartError):
     """Nothing can be answered now: the queue is full, or the engine restarts or ends."""
 
     status = 503
+    retry_after = 1
 
 
 QUOTAS = ("queue", "reading", "requests", "listeners", "slot files", "constraints")
@@ -83,8 +84,7 @@ class QuotaError(CapacityError):
     def __init__(self, quota: str, message: str, retry_after: int = 1) -> None:
         """`quota`: one of QUOTAS; `retry_after`: seconds, 0 if retrying does not help."""
         super().__init__(message)
-        self.quota = quota
-        self.retry_after = retry_after
+        self.quota, self.retry_after = quota, retry_after
 
 
 class EngineError(HeadstartError):

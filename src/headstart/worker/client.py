@@ -128,7 +128,7 @@ class WorkerClient:
             self.status, self._transport, self._hearing = "sleeping", None, None
             log.error("the model could not be loaded again: %s", error)
             raise CapacityError(
-                f"the model could not be loaded again: {error}; try again"
+                f"the model could not be loaded again: {error}; try again later"
             ) from error
 
     async def close(self) -> None:

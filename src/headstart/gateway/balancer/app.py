@@ -29,7 +29,7 @@ from headstart.server.errors import ApiError
 from headstart.server.guard import Guard, load_keys
 from headstart.server.listen import run, uvicorn_config
 from headstart.server.routing import json_response
-from headstart.types.errors import ConfigError
+from headstart.types.errors import CapacityError, ConfigError
 
 
 def create_app(
@@ -85,7 +85,7 @@ def create_app(
 async def _health(http: HttpRequest) -> Response:
     """Say whether there is a backend to answer."""
     if not http.app.state.fleet.available():
-        raise ApiError(503, "no backend is healthy")
+        raise CapacityError("no backend is healthy; try again later")
     return json_response({"status": "ok"})
 
 

@@ -161,7 +161,7 @@ class Forward:
         if stops:
             self._streams.stop(conversation)
         elif is_waiting:
-            raise ApiError(503, "the model of this stream is loading; try again")
+            raise CapacityError("the model of this stream is loading; try again later")
         if model is not None and model.is_running and not is_waiting:
             return None
         if not stops:
@@ -180,7 +180,8 @@ class Forward:
                 answer = await self.proxy.open(backend, request)
                 said = orjson.loads(await answer.read())
                 if answer.status != 200:
-                    raise ApiError(answer.status, said["error"]["message"])
+                    words, is_busy = said["error"]["message"], answer.status == 503
+                    raise ApiError(answer.status, words, retry_after=int(is_busy))
                 found += said
             finally:
                 self._pool.release(model, is_use=False)

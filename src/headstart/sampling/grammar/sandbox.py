@@ -71,7 +71,7 @@ class Sandbox:
             line = b""
         if not line:
             self.close()
-            raise CapacityError("the process that compiles constraints ended; try again")
+            raise CapacityError("the process that compiles constraints ended; try again later")
         trial = Trial(**json.loads(line))
         if trial.error:
             raise RequestError(trial.error)
