@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from headstart.config import SPECULATOR_ALIASES
@@ -61,10 +62,10 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
     scores_prompt = isinstance(body, CompletionBody) and body.echo and num_logprobs is not None
     has_tools = isinstance(body, ChatBody) and bool(body.tools) and body.tool_choice != "none"
     constraint = read_constraint(body, vocab) or (None if has_tools else defaults.constraint)
-    first = Request(
-        request_id=call.id,
-        prompt=(),
-        sampling=sampling,
+    # wraps around, as in llama-server
+    slot_id = None if body.id_slot < 0 else body.id_slot % call.info.num_slots
+    make = partial(
+        Request,
         max_tokens=max_tokens,
         stop=_stop(body.stop or list(defaults.stop)) + tuple(stop.encode() for stop in call.stop),
         min_indent=max(0, body.n_indent),
@@ -74,8 +75,6 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
         cache_reuse=max(0, _given(body.n_cache_reuse, config.cache_reuse)),
         num_keep=max(-1, _given(body.n_keep, config.keep)),
         num_discard=max(0, body.n_discard),
-        # wraps around, as in llama-server
-        slot_id=None if body.id_slot < 0 else body.id_slot % call.info.num_slots,
         priority=body.priority,
         max_seconds=body.t_max_predict_ms / 1000 if body.t_max_predict_ms > 0 else None,
         speculative=speculative_params(body.speculative),
@@ -87,14 +86,12 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
         wants_prompt_scores=scores_prompt,
         store=body.store,
     )
-    _check_told(first, prompts, num_choices, vocab)
-    return [
-        dataclasses.replace(
-            first,
+    requests = [
+        make(
             request_id=f"{call.id}-{index}" if index else call.id,
             prompt=prompt.tokens,
             media=prompt.media,
-            slot_id=None if index else first.slot_id,  # the others would have to wait
+            slot_id=None if index else slot_id,  # the others would have to wait
             thoughts=tagged_thoughts(body, prompt.text, call.model),
             sampling=dataclasses.replace(
                 sampling, seed=(sampling.seed + index % num_choices) % 2**32
@@ -102,6 +99,8 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
         )
         for index, prompt in enumerate(prompt for prompt in prompts for _ in range(num_choices))
     ]
+    _check_told(requests[0], prompts, num_choices, vocab)
+    return requests
 
 
 def _check_told(first: Request, prompts: list[Prompt], num_choices: int, vocab: Vocab) -> None:
