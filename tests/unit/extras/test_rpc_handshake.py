@@ -5,9 +5,11 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +78,44 @@ def test_worker_tells_its_devices_and_their_memory(serve: Serve) -> None:
 def test_wrong_answer_is_told_with_a_remedy(serve: Serve, answers: bytes, words: str) -> None:
     with pytest.raises(RpcWorkerError, match=words):
         shake_hands(serve(answers), seconds=0.3)
+
+
+def test_worker_that_slowly_says_nothing_useful_ends_in_time() -> None:
+    """The time is for all of the handshake, not for each byte."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            connection, _ = server.accept()
+            with connection, suppress(ConnectionError):
+                connection.sendall(hello()[:8])  # the size; 28 bytes of another version follow
+                while True:
+                    connection.sendall(b"\x1c")
+                    time.sleep(0.05)
+
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        with pytest.raises(RpcWorkerError, match="takes connections but does not answer"):
+            shake_hands(f"127.0.0.1:{server.getsockname()[1]}", seconds=0.2)
+        thread.join()
+
+
+def test_worker_that_resets_the_connection_is_told_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A BrokenPipeError would end the engine without a word: its server would be gone."""
+    connect = socket.create_connection
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def connected_and_reset(*arguments: Any) -> socket.socket:
+            connection = connect(*arguments)
+            far, _ = server.accept()
+            with far:
+                far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            return connection
+
+        monkeypatch.setattr(socket, "create_connection", connected_and_reset)
+        with pytest.raises(RpcWorkerError, match=r"broke off: .*; see its log"):
+            shake_hands(f"127.0.0.1:{server.getsockname()[1]}")
 
 
 def test_unreachable_worker_is_told_with_a_remedy() -> None:

@@ -14,7 +14,7 @@ import ipaddress
 import socket
 import struct
 import time
-from io import BufferedRWPair
+from functools import partial
 
 from headstart.config import rpc_endpoints
 from headstart.types.errors import RpcWorkerError
@@ -29,12 +29,13 @@ def shake_hands(endpoint: str, seconds: float = 5.0) -> str:
 
     Args:
         endpoint: HOST:PORT.
-        seconds: time limit of connecting, and of each answer.
+        seconds: time limit of the whole handshake.
 
     Raises:
         RpcWorkerError: it cannot be used, with reason and remedy.
     """
     ((host, port),) = rpc_endpoints(endpoint)
+    deadline = time.monotonic() + seconds
     try:
         connection = socket.create_connection((address_of(host), port), seconds)
     except OSError as error:
@@ -43,25 +44,23 @@ def shake_hands(endpoint: str, seconds: float = 5.0) -> str:
             f"`headstart rpc-worker --host ADDRESS --port {port}` there, or let its port through "
             "the firewall"
         ) from error
-    with connection, connection.makefile("rwb") as talk:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    ask = partial(_ask, connection, endpoint, deadline)
+    with connection:
         started = time.monotonic()
         hello, device_count, device_memory = 14, 15, 11  # commands
         capabilities = bytes(24)  # none: plain TCP
-        answer = _ask(talk, endpoint, hello, capabilities, 4 + len(capabilities))
+        answer = ask(hello, capabilities, 4 + len(capabilities))
         round_trip_ms = 1000.0 * (time.monotonic() - started)
         if (version := tuple(answer[:3])) != VERSION:
             raise RpcWorkerError(
                 f"RPC worker {endpoint} speaks version {_dotted(version)} of the protocol and "
                 f"this server {_dotted(VERSION)}; {_SAME_VERSION}"
             )
-        (count,) = struct.unpack("<I", _ask(talk, endpoint, device_count, b"", 4))
+        (count,) = struct.unpack("<I", ask(device_count, b"", 4))
         if not count:
             raise RpcWorkerError(f"RPC worker {endpoint} has no device; start it with --device")
         free = [
-            struct.unpack(
-                "<QQ", _ask(talk, endpoint, device_memory, struct.pack("<I", device), 16)
-            )[0]
+            struct.unpack("<QQ", ask(device_memory, struct.pack("<I", device), 16))[0]
             for device in range(min(count, 64))
         ]
     sizes = ", ".join(f"{size / 2**30:.1f} GiB free" for size in free)
@@ -96,19 +95,20 @@ def why_exposed(host: str) -> str | None:
     )
 
 
-def _ask(talk: BufferedRWPair, endpoint: str, command: int, data: bytes, size: int) -> bytes:
+def _ask(
+    connection: socket.socket, endpoint: str, deadline: float, command: int, data: bytes, size: int
+) -> bytes:
     """The answer, which has `size` bytes."""
     try:
-        talk.write(struct.pack("<BQ", command, len(data)) + data)
-        talk.flush()
-        head = talk.read(8)
+        connection.sendall(struct.pack("<BQ", command, len(data)) + data)
+        head = _read(connection, deadline, 8)
         if len(head) == 8 and (told := int.from_bytes(head, "little")) != size:
             raise RpcWorkerError(
                 f"{endpoint} does not speak llama.cpp's RPC protocol, or another version of it: an "
                 f"answer has {told} bytes instead of {size}; --rpc takes the addresses of "
                 f"`headstart rpc-worker`, and {_SAME_VERSION}"
             )
-        answer = talk.read(size)
+        answer = _read(connection, deadline, size)
     except TimeoutError:
         raise RpcWorkerError(
             f"RPC worker {endpoint} takes connections but does not answer; it serves one engine at "
@@ -124,6 +124,17 @@ def _ask(talk: BufferedRWPair, endpoint: str, command: int, data: bytes, size: i
             f"of the same version? {_SAME_VERSION}"
         )
     return answer
+
+
+def _read(connection: socket.socket, deadline: float, size: int) -> bytes:
+    """So many bytes, fewer if the connection ends; after the deadline each has 1 ms."""
+    received = b""
+    while missing := size - len(received):
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        if not (part := connection.recv(missing)):
+            break
+        received += part
+    return received
 
 
 def _dotted(version: tuple[int, ...]) -> str:
