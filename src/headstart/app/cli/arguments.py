@@ -1,6 +1,7 @@
 """The arguments of a command and the environment: which setting gets which text.
 
-Nothing is ignored in silence: an unknown name with our prefix, or llama-server's, gets a warning.
+Nothing is ignored in silence: an unknown name with our prefix is refused, one with llama-server's
+gets a warning.
 """
 
 from __future__ import annotations
@@ -175,10 +176,17 @@ def from_environment(
     return found
 
 
-def check_environment(environment: Mapping[str, str], settings: Sequence[Setting]) -> str | None:
-    """Return a warning about variables with our prefix or llama-server's that nothing reads.
+# set for a service of our name
+_KUBERNETES = re.compile(PREFIX + r"(SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_\w+)")
 
-    Empty variables count as absent, and those of other commands are fine.
+
+def check_environment(environment: Mapping[str, str], settings: Sequence[Setting]) -> str | None:
+    """Return a warning about variables with llama-server's prefix that it does not have either.
+
+    Empty variables count as absent, and those of other commands and of Kubernetes are fine.
+
+    Raises:
+        ConfigError: a name of ours that does not exist: it may have been meant to protect.
     """
     # imported here: commands parse their flags with this module
     from headstart.app.cli.main import COMMANDS, find_command
@@ -188,13 +196,20 @@ def check_environment(environment: Mapping[str, str], settings: Sequence[Setting
     known |= owners(settings).keys()
     prefixes = (PREFIX, LLAMA_SERVERS)
     unread = {name for name, value in environment.items() if value and name.startswith(prefixes)}
-    if unread := unread - known:
-        every = [setting for name in COMMANDS for setting in find_command(name).settings()]
-        known |= owners(every).keys()
-        unread -= known
-    if not unread or not settings:
+    if not (unread := {name for name in unread - known if not _KUBERNETES.fullmatch(name)}):
         return None
-    first, *others = sorted(unread)
-    prefix = PREFIX if first.startswith(PREFIX) else LLAMA_SERVERS
-    hint = "" if others else closest(first, known, prefix)
-    return f"not read: {', '.join((first, *others))}; there is no such variable{hint}"
+    every = owners(setting for name in COMMANDS for setting in find_command(name).settings())
+    known |= every.keys()
+    for name in sorted(name for name in unread - known if name.startswith(PREFIX)):
+        flag = name.removeprefix(PREFIX).lower().replace("_", "-")
+        meant = every.get(f"--{flag}", every.get(f"-{flag}"))
+        hint = closest(name, known, PREFIX)
+        if isinstance(meant, Setting):
+            hint = f"; did you mean {meant.environment_name}?"
+        raise ConfigError(
+            f"{name} is set but there is no such setting{hint} (all names: docs/flags.md)"
+        )
+    if not settings or not (unread := unread - known):
+        return None
+    hint = closest(min(unread), known, LLAMA_SERVERS) if len(unread) == 1 else ""
+    return f"not read: {', '.join(sorted(unread))}; llama-server has no such variable{hint}"

@@ -219,21 +219,32 @@ def test_a_name_that_llama_server_does_not_have_is_told(
     COMMAND.read([])
     err = capsys.readouterr().err
     assert err == (
-        "headstart: warning: not read: LLAMA_ARG_CTX_SIZES; there is no such variable; did you "
-        "mean LLAMA_ARG_CTX_SIZE?\n"
+        "headstart: warning: not read: LLAMA_ARG_CTX_SIZES; llama-server has no such variable; "
+        "did you mean LLAMA_ARG_CTX_SIZE?\n"
+    )
+
+
+def test_a_name_of_llama_servers_that_is_near_to_none_gets_no_guess() -> None:
+    assert check({"LLAMA_ARG_FOO": "1"}) == (
+        "not read: LLAMA_ARG_FOO; llama-server has no such variable"
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"),
+    ("name", "says"),
     [
-        ("LLAMA_ARG_FOO", ""),  # near to none
-        ("HEADSTART_PARALEL", "; did you mean HEADSTART_PARALLEL?"),
-        ("HEADSTART_BANANA", ""),
+        ("HEADSTART_API_KEYS", "did you mean HEADSTART_API_KEY?"),
+        ("HEADSTART_APIKEY", "did you mean HEADSTART_API_KEY?"),
+        ("HEADSTART_PARALEL", "did you mean HEADSTART_PARALLEL?"),
+        ("HEADSTART_CTX_SIZE", "did you mean HEADSTART_CONTEXT?"),
+        ("HEADSTART_NP", "did you mean HEADSTART_PARALLEL?"),
+        ("HEADSTART_BANANA", "such setting (all names"),
     ],
 )
-def test_an_unknown_name_is_told_with_the_closest(name: str, hint: str) -> None:
-    assert check({name: "1"}) == f"not read: {name}; there is no such variable{hint}"
+def test_an_unknown_name_of_ours_is_refused_with_the_closest(name: str, says: str) -> None:
+    """Also beside others: a misspelt key would open the server."""
+    with pytest.raises(ConfigError, match=f"{name} is set but there is no .*{re.escape(says)}"):
+        check({name: "1", "LLAMA_ARG_FOO": "1", "HEADSTART_SERVICE_HOST": "10.0.0.1"})
     assert check({name: ""}) is None
 
 
@@ -243,3 +254,14 @@ def test_an_unknown_name_is_told_with_the_closest(name: str, hint: str) -> None:
 def test_names_of_other_commands_and_of_tools_are_fine(settings: list[Setting]) -> None:
     names = ("CACHE", "CONFIG", "URL", "VOCABS", "PROMPT", "TOP_K", "HOST", "SPEC_SUFFIX_FILE")
     assert check({f"HEADSTART_{name}": "1" for name in names}, settings=settings) is None
+
+
+def test_what_kubernetes_sets_for_a_service_of_our_name_is_passed_over() -> None:
+    names = (
+        "SERVICE_HOST",
+        "SERVICE_PORT",
+        "SERVICE_PORT_HTTP",
+        "PORT_8080_TCP",
+        "PORT_8080_TCP_ADDR",
+    )
+    assert check({f"HEADSTART_{name}": "1" for name in names}) is None
