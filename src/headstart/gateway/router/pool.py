@@ -229,9 +229,10 @@ class Pool:
                 self._spawn(self._estimate(model))
             return False
         running = [one for one in self.running() if one is not model]
-        if self._limits.fits(model, running):
-            return True
         staying = [one for one in running if not one.is_stopping]
+        # one that failed may need what the ending ones still hold
+        if self._limits.fits(model, running) and (staying == running or not model.has_failed):
+            return True
         idle = [one for one in staying if self._is_idle(one)]
         busy = [one for one in staying if one not in idle]
         victims = self._limits.victims(model, idle, busy)
@@ -314,6 +315,12 @@ class Pool:
         self._exited = asyncio.Event()
         if was_loading:
             reason = model.failure or "it was unloaded"
+            idle = [one for one in self.models.values() if self._is_idle(one)]
+            # file and settings were right for an estimate: it may have lacked memory
+            if idle and model.has_failed and model.estimate is not None:
+                victim = min(idle, key=lambda one: (one.status == SLEEPING, one.last_used))
+                self.unload(victim)
+                reason += f"; {victim.name} is unloaded in case memory was short, try again"
             error = BackendError(f"{model.name} could not be loaded: {reason}")
             self._fail_waiting(model.name, error)
         self._advance()

@@ -7,6 +7,7 @@ import pytest
 from tests.unit.gateway.router.fakes import FakeChildren, estimates, loaded, pool_of, preset, use
 
 from headstart.gateway.router.pooled_model import LOADED, SLEEPING, UNLOADED, PooledModel
+from headstart.gateway.router.presets import Estimate
 from headstart.types.errors import BackendError, CapacityError, ModelError
 
 
@@ -169,6 +170,24 @@ async def test_a_damaged_model_costs_no_other_its_place(children) -> None:
     with pytest.raises(BackendError, match="damaged"):
         await use(pool, "b")
     assert loaded(pool) == {"a"}
+
+
+async def test_a_model_without_memory_is_loaded_at_the_next_request_with_less_beside_it(
+    children,
+) -> None:
+    """Where no size is known, all fit by number, and an idle model would be in the way for ever."""
+
+    async def measure(preset):
+        return Estimate({})
+
+    pool = pool_of(children, "a", "b", "c", measure=measure)
+    await use(pool, *"ab")
+    children.failures["c"] = [{"message": "no memory"}, None]
+    with pytest.raises(BackendError, match=r"no memory; a is unloaded in case .*, try again"):
+        await use(pool, "c")
+    await use(pool, "c")
+    assert loaded(pool) == {"b", "c"}, "one failure, one victim"
+    assert children.log[3:] == ["c ended", "a ended", "c started"], "not beside what still ends"
 
 
 async def test_a_request_for_a_model_that_is_ending_waits_for_its_next_start(children) -> None:
