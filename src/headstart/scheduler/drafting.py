@@ -80,7 +80,7 @@ class Drafting:
         self._model_names = [one.name for one in everyone if one.is_model]
         self._models = ModelDrafting([one for one in everyone if one.is_model], controller)
         self._reading_ms = 0.0  # control's time for the last record with drafts
-        self._begun: set[int] = set()  # numbers of the sequences that speculators have begun
+        self._begun: dict[int, Sequence] = {}  # by number, those that speculators have begun
         for speculator in everyone:
             if speculator.speculator.scores_are_probabilities:
                 names = [speculator.name]
@@ -221,7 +221,7 @@ class Drafting:
     def _begin(self, sequence: Sequence) -> None:
         request = sequence.request
         self.controller.begin(sequence.number, request.namespace)  # may raise: notify none
-        self._begun.add(sequence.number)
+        self._begun[sequence.number] = sequence
         for speculator in self.speculators.values():
             is_cached = speculator.is_model  # a draft model's cache is shared like the target's
             namespace = sequence.prompt_namespace if is_cached else request.namespace
@@ -231,7 +231,7 @@ class Drafting:
     def end(self, sequence: Sequence) -> None:
         """Make speculators forget a sequence that leaves its cells or lost a part of its text."""
         if sequence.number in self._begun:
-            self._begun.remove(sequence.number)
+            del self._begun[sequence.number]
             for speculator in self.speculators.values():
                 name = "end_private" if sequence.request.store is False else "end"
                 speculator.call(name, sequence.seq_id)
@@ -295,7 +295,9 @@ class Drafting:
         return {"failure": self.failure}
 
     def close(self) -> None:
-        """Let speculators write their persistent data."""
+        """Let speculators write their persistent data, with what may be kept of running answers."""
+        for sequence in list(self._begun.values()):
+            self.end(sequence)
         for speculator in self.speculators.values():
             speculator.close()
 

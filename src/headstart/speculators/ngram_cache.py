@@ -202,8 +202,6 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
             self._dynamic_path = None
 
     def close(self) -> None:
-        for seq_id in list(self.histories):
-            self.end(seq_id)
         self._save()
 
     def describe(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.harness import (
@@ -24,6 +25,8 @@ from tests.harness import (
 )
 
 from headstart.sampling import SamplingParams
+from headstart.speculators.ngram_cache import NgramCacheSpeculator
+from headstart.structures.vocabulary_id import VocabularyId
 from headstart.testing import LetterVocab
 from headstart.types.errors import CapacityError, ContextLengthError, RequestError
 from headstart.types.request import ProgressEvent, Request, SpeculativeParams
@@ -215,3 +218,15 @@ def test_progress_tells_how_much_of_the_prompt_is_read(
     assert [
         (e.num_prompt, e.num_cached, e.num_processed) for e in told if isinstance(e, ProgressEvent)
     ] == [(30, 0, num) for num in processed]
+
+
+@pytest.mark.parametrize("store", [None, False])
+def test_a_stop_keeps_what_running_answers_taught_and_nothing_of_private_ones(
+    store: bool | None, tmp_path: Path
+) -> None:
+    options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(tmp_path / "file"))
+    speculator = NgramCacheSpeculator(options, VocabularyId(SIZE, bytes(16)))
+    scheduler = make_scheduler(Model(), [speculator])
+    submit_all(scheduler, [endless([1] * 9, store=store)], num_steps=9)
+    scheduler.drafting.close()
+    assert (tmp_path / "file").exists() == (store is None)

@@ -166,8 +166,7 @@ def test_a_file_that_cannot_be_written_does_not_stop_the_server(
     (tmp_path / "gone").mkdir()
     speculator = dynamic(tmp_path / "gone" / "dynamic")
     (tmp_path / "gone").rmdir()
-    speculator.begin(0, [0])
-    speculator.accept(0, [1, 2, 3], 0)
+    generate(speculator, [1, 2, 3])
     with caplog.at_level(logging.ERROR):
         speculator.close()
     assert "is not written any more" in caplog.text
