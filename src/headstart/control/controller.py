@@ -212,15 +212,15 @@ class Controller:
 
     def load(self, file: StateFile) -> str:
         """Load the saved state, if any; returns the reason if not (then nothing changed)."""
+        if not file.state:
+            return file.why_not
         fresh = Controller()
         try:
-            if not file.state:
-                return file.why_not
             restore(fresh, file.state)
-        except KeyError as error:
-            return f"it lacks {error}: it is of another version of Headstart; control begins anew"
-        for table in fresh._calibration.tables.values():
-            table.loosen()
+            for table in fresh._calibration.tables.values():
+                table.loosen()
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            return f"it is of another version of Headstart ({error!r}); control starts over"
         for speculator, table in self._calibration.tables.items():
             if table.is_probability:
                 fresh.trust_scores(speculator)

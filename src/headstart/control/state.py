@@ -124,7 +124,7 @@ def restore(value: Any, state: Any) -> None:
     """Set the saved fields. A table of objects must be a `defaultdict` of them.
 
     Raises:
-        KeyError: a field is missing.
+        AttributeError, LookupError, TypeError, ValueError: the state has another form.
     """
     for name in value.SAVED:
         saved, current = state[name.lstrip("_")], getattr(value, name)

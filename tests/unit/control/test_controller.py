@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from statistics import geometric_mean
@@ -91,13 +92,24 @@ def test_a_state_that_is_damaged_or_was_edited_is_refused_and_changes_nothing(
     assert controller.describe() == before
 
 
-def test_a_state_with_other_fields_is_refused_in_words(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda state: state.pop("cost"), "KeyError('cost')"),
+        (lambda state: state.update(cost=7), "TypeError"),
+        (lambda state: state["calibration"].update(tables=[["text"]]), "ValueError"),
+        (lambda state: state["calibration"].update(tables=[["text", 7]]), "AttributeError"),
+    ],
+)
+def test_a_state_of_another_form_is_refused_in_words(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], says: str
+) -> None:
     path = tmp_path / "state.json"
     trained().save(StateFile(path, {}))
     file = StateFile(path, {})
-    del file.state["cost"]
+    change(file.state)
     reason = Controller().load(file)
-    assert reason == "it lacks 'cost': it is of another version of Headstart; control begins anew"
+    assert reason.startswith(f"it is of another version of Headstart ({says}")
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b"null"])
