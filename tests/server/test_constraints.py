@@ -119,11 +119,11 @@ def test_a_lazy_grammar_begins_at_its_triggers(client, worker):
         ),
         (
             {"grammar": "x", "grammar_lazy": True, "grammar_triggers": [TRIGGER] * 65},
-            "grammar_triggers holds 65 entries but at most 64",
+            "the constraint has 65 triggers but at most 64",
         ),
         (
             {"grammar": "x", "grammar_lazy": True, "grammar_triggers": [LONG_TRIGGER]},
-            "grammar_triggers holds 1025 bytes but at most 1024",
+            "a trigger has 1025 bytes but must have 1 to 256",
         ),
     ],
 )

@@ -11,7 +11,7 @@ import orjson
 
 from headstart.config import SamplingConfig
 from headstart.server.errors import not_supported, shorten, wrong_value
-from headstart.server.limits import check_length, is_id
+from headstart.server.limits import is_id
 from headstart.server.schemas import GenerationBody
 from headstart.types import Vocab
 from headstart.types.constraint import Constraint, ConstraintKind
@@ -126,7 +126,6 @@ def _triggers(body: GenerationBody, vocab: Vocab) -> tuple[bytes, ...]:
     entries = body.grammar_triggers
     if not isinstance(entries, list) or not entries:
         raise RequestError("grammar_lazy needs grammar_triggers, a list of objects")
-    check_length("grammar_triggers", entries, 64)
     triggers = []
     for entry in entries:
         kind = entry.get("type") if isinstance(entry, dict) else None
@@ -144,6 +143,4 @@ def _triggers(body: GenerationBody, vocab: Vocab) -> tuple[bytes, ...]:
                 f"grammar_triggers holds {shorten(entry)} but must hold "
                 '{"type": 1, "value": text} or {"type": 0, "token": id}'
             )
-    for trigger in triggers:
-        check_length("grammar_triggers", trigger, 1024, "bytes")
     return tuple(triggers)
