@@ -16,7 +16,7 @@ from headstart.types.request import TokenLogprob
 Number = TypeVar("Number", np.float32, np.float64)
 Note = Callable[[int, int, NDArray[np.bool_] | None], None]
 """(row, token, mask of the tokens to choose from if not all)"""
-MOST_WRONG = 32  # tokens that are tried; beyond that the text cannot be followed further
+MOST_WRONG = 8  # tokens that are tried; beyond that the text cannot be followed further
 
 
 def emit(
