@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -73,13 +73,22 @@ def bind_threads(cores: Sequence[Collection[int]]) -> None:
     os.environ |= {"OMP_PROC_BIND": "true", "OMP_PLACES": ",".join(places)}
 
 
-def prefer_huge_pages() -> None:
-    """Let processes that are started from here have large blocks in huge pages of Linux.
+@contextlib.contextmanager
+def huge_pages() -> Iterator[None]:
+    """Let processes that are started in this block have large blocks in huge pages of Linux.
 
     A decode reads all weights; addresses of small pages cost it 3 to 7 % of its time.
     Source: glibc manual, "Memory Allocation Tunables". `GLIBC_TUNABLES=` leaves it as it is.
     """
-    os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    name = "GLIBC_TUNABLES"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "glibc.malloc.hugetlb=1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 def low_priority_threads(name: str, count: int = 1) -> ThreadPoolExecutor:

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from headstart.structures.progress import loading
-from headstart.structures.system import prefer_huge_pages, switch_threads_often, widen_pipe
+from headstart.structures.system import huge_pages, switch_threads_often, widen_pipe
 from headstart.types.errors import HeadstartError, QuotaError, WorkerDeadError
 from headstart.types.report import WorkerInfo
 from headstart.types.request import error_event
@@ -69,7 +69,6 @@ class ProcessTransport:
 
     def launch(self) -> None:
         """Start the process; `start` sets the listener."""
-        prefer_huge_pages()
         context = multiprocessing.get_context("spawn")
         # a pipe each way: the loop needs a non-blocking one, a `Sender` a blocking one
         taken, self._commands = context.Pipe(duplex=False)
@@ -83,7 +82,7 @@ class ProcessTransport:
             daemon=True,
         )
         try:
-            with _ctrl_c_ignored():
+            with _ctrl_c_ignored(), huge_pages():
                 self._process.start()
         except BaseException:  # undo everything
             self._commands.close()

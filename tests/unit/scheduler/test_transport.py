@@ -58,6 +58,10 @@ def tell_interval() -> NoReturn:
     raise ConfigError(f"{sys.getswitchinterval()}")
 
 
+def tell_tunables() -> NoReturn:
+    raise ConfigError(os.environ.get("GLIBC_TUNABLES", "none"))
+
+
 def hang() -> NoReturn:
     transport.WRITE_SECONDS = 0.1
     ThreadPoolExecutor(1).submit(threading.Event().wait)
@@ -102,6 +106,17 @@ async def test_an_engine_that_ended_leaves_no_descriptors(build: object, error: 
 
 async def test_a_thread_that_computes_gives_the_loop_the_interpreter_within_a_millisecond() -> None:
     assert float(await end_of(tell_interval)) < 0.001
+
+
+@pytest.mark.parametrize("given", [None, "", "glibc.malloc.perturb=0"])
+async def test_only_the_engine_has_huge_pages_and_only_if_the_user_set_no_tunables(
+    monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    if given is not None:
+        monkeypatch.setenv("GLIBC_TUNABLES", given)
+    assert await end_of(tell_tunables) == ("glibc.malloc.hugetlb=1" if given is None else given)
+    assert os.environ.get("GLIBC_TUNABLES") == given
 
 
 async def test_an_end_is_told_where_no_thread_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
