@@ -60,7 +60,7 @@ class StateFile:
         self._models = {part: [model.digest, model.name] for part, model in both.items()}
 
     def check(self) -> None:
-        """Check that it can be written.
+        """Check that it can be written; a new one is, so that servers of other models refuse it.
 
         Raises:
             OSError: it cannot, now or foreseeably later.
@@ -71,6 +71,8 @@ class StateFile:
         for place in (self.path, self.path.resolve().parent):
             if place.exists() and not os.access(place, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+        if not self.path.exists():
+            self.write({})
 
     def write(self, state: Mapping[str, Any]) -> None:
         """Replace it atomically: a kill or a full disk leaves either the old or the new one.

@@ -51,6 +51,13 @@ def test_a_state_of_another_model_is_refused_by_name_with_the_remedy_and_left_al
     assert path.read_bytes() == before
 
 
+def test_two_servers_of_different_models_cannot_both_start_with_one_new_file(path: Path) -> None:
+    StateFile(path, TARGET).check()
+    with pytest.raises(ConfigError, match="for the target"):
+        StateFile(path, {"target": BIG})
+    assert not Controller().load(StateFile(path, TARGET))
+
+
 def test_a_draft_model_may_come_and_go_and_stays_known(path: Path) -> None:
     learned(path, TARGET)
     before = StateFile(path, {}).state
