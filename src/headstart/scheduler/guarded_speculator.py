@@ -24,7 +24,7 @@ _FAILED_DRAFT = Draft(reason=FAILED, is_ready=False)
 _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 # Calls whose time is reported under another name.
 _PHASES = {
-    **dict.fromkeys(("end", "end_private", "go_on", "save_sequence", "close"), "accept"),
+    **dict.fromkeys(("end", "end_private", "go_on", "save_sequence"), "accept"),
     "restore_sequence": "begin",
     **dict.fromkeys(("observe_states", "truncate", "copy_prefix", "checkpoint"), "observe"),
     "num_resumable": "observe",
@@ -175,7 +175,10 @@ class GuardedSpeculator:
 
     def close(self) -> None:
         """Close the speculator. A failure is logged, so that the others are closed too."""
-        self.call("close", about=())
+        try:
+            self.speculator.close()
+        except (Exception, SystemExit):
+            log.exception("speculator %s failed in close; its data may not be written", self.name)
 
     def describe(self) -> dict[str, Any]:
         """Its own description as plain JSON values: sent to another process and shown in /props."""
@@ -224,7 +227,7 @@ class GuardedSpeculator:
         """Disable it for `seq_ids`. Called while the exception is handled."""
         self.failed.update(seq_ids)
         failure = f"{name}: {type(error).__name__}: {error}"
-        if not self.failure or name == "close":
+        if not self.failure:
             log.exception(
                 "speculator %s is off for the running requests of slots %s, not for others: %s",
                 self.name,

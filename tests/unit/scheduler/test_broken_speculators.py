@@ -292,6 +292,7 @@ def test_all_are_closed_though_one_cannot_be(caplog) -> None:
         scheduler.drafting.close()
     assert closed
     assert [record.exc_info[0] for record in caplog.records] == [OSError]
+    assert "its data may not be written" in caplog.text
 
 
 class Unsure(Broken):
