@@ -45,6 +45,7 @@ OBEY_SECONDS = 0.003  # of a step, for commands: large numbers are taken in part
 PAUSE_SECONDS = 0.2  # without requests before the warm-up continues: the next one often follows
 IDLE_SECONDS = 10.0  # without work, before slots and main memory are written to the disk
 SAVE_SECONDS = 60.0  # between saves of control's state
+SLOT_SECONDS = 15.0  # of a stop, for the slot file that is being written
 
 
 class _StateSaver:
@@ -179,6 +180,7 @@ def run_loop(
                 scheduler.drafting.save()
                 scheduler.drafting.close()
                 scheduler.cache.offloading.finish()
+                wait(filter(None, [scheduler.slot_actions.file]), SLOT_SECONDS)
                 return
             _obey(scheduler, command, send, sender.prompts)
         if has_work := scheduler.has_work:

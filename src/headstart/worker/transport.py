@@ -128,8 +128,8 @@ class ProcessTransport:
         if self._process.is_alive() and self._is_ready:
             left = STOP_SECONDS - QUIET_SECONDS
             log.warning(
-                "the engine is in a long step, or a disk does not answer; it has %g s more to "
-                "finish and to save what it learned",
+                "the engine is in a long step, or waits for a disk; it has %g s more to finish and "
+                "to save what it learned, prompts and slots",
                 left,
             )
             self._process.join(left)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -213,3 +215,14 @@ def test_an_engine_that_was_never_started_is_closed() -> None:
     transport = ProcessTransport(lambda: pytest.fail("not started"))
     transport.kill()
     transport.close()
+
+
+def test_a_stop_waits_for_the_slot_file_that_is_being_written() -> None:
+    scheduler, file = make_scheduler(Model()), Future[int]()
+    scheduler.slot_actions.file = file
+    written = threading.Timer(0.1, file.set_result, (1,))
+    written.start()
+    run_loop(scheduler, lambda _: [Stop()], lambda _: None)
+    is_written = file.done()
+    written.join()
+    assert is_written
