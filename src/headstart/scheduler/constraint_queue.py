@@ -168,7 +168,7 @@ class ConstraintQueue:
         return wait if self.waiting.keys() - {tenant} or any(at > now for at in others) else 0.0
 
     def _compiled(self, sequence: Sequence) -> Future[Compiled] | None:
-        """The compiled constraint, looked up once: comparing constraints of a megabyte is slow."""
+        """The compiled constraint, kept once found: comparing constraints of a megabyte is slow."""
         assert self._compiler is not None
         assert sequence.request.constraint is not None
         if sequence.compiled is None:

@@ -2,8 +2,8 @@
 
 Under a constraint a draft is cut at its first illegal token, and forced tokens are inserted: they
 cost nothing and are never wrong. No speculator gets credit for them: they have their own name in
-the draft, and the value of speculators under constraints is learned separately. from what they are
-worth in free text.
+the draft, and the value of speculators under constraints is learned separately from their value in
+free text.
 """
 
 from __future__ import annotations

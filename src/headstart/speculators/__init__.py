@@ -16,7 +16,7 @@ for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
 NOT_IMPORTED: dict[str, str] = {}
-"""Entry points that cannot be imported, and why: only who names one has to mend it."""
+"""Entry points that cannot be imported, and why: an error only if `--spec-type` names one."""
 
 for _entry in entry_points(group="headstart.speculators"):
     try:

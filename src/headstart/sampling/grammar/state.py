@@ -75,11 +75,6 @@ class GrammarState:
         """
         return not self._num_unread and not (self._opening and self._read)
 
-    @property
-    def has_read(self) -> bool:
-        """Whether part of the constrained text was read."""
-        return bool(self._constraint.read or self._read)
-
     def interrupt(self) -> Constraint:
         """Release the lexer until `renew`; returns the constraint to compile for that."""
         constraint = self._constraint
