@@ -182,10 +182,14 @@ async def test_a_model_without_memory_is_loaded_at_the_next_request_with_less_be
 
     pool = pool_of(children, "a", "b", "c", measure=measure)
     await use(pool, *"ab")
+    a = children.children["a"]
+    a.stop = lambda: None  # it saves its prompts
     children.failures["c"] = [{"message": "no memory"}, None]
     with pytest.raises(BackendError, match=r"no memory; a is unloaded in case .*, try again"):
         await use(pool, "c")
-    await use(pool, "c")
+    again = await begun(use(pool, "c"))
+    a.end(0)
+    await again
     assert loaded(pool) == {"b", "c"}, "one failure, one victim"
     assert children.log[3:] == ["c ended", "a ended", "c started"], "not beside what still ends"
 
