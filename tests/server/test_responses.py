@@ -9,6 +9,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from tests.planted import noted
 from tests.server.fake_worker import HOLD, FakeWorker, say
 from tests.server.serving import events_of, openai_of, served_model, serving
 from tests.server.test_tool_calls import TEMPLATE
@@ -269,7 +270,8 @@ def test_items_of_one_answer_are_one_message() -> None:
 
 
 def stored(number: int, size: int = 10) -> StoredResponse:
-    return StoredResponse({"id": f"resp_{number}", "text": "x" * size}, [], [])
+    response = {"id": f"resp_{number}", "text": "x" * size, "output": []}
+    return StoredResponse(response, [], [])
 
 
 def test_a_store_forgets_what_was_used_longest_ago() -> None:
@@ -294,7 +296,7 @@ def test_a_store_is_bounded_in_bytes() -> None:
     for number in range(20):
         store.put("", stored(number, 300))
         store.put("", stored(number, 300))  # once more, counted once
-    assert len(store) == 3  # of 334 bytes
+    assert len(store) == 3  # of 345 bytes
     store.put("", stored(99, 5000))
     assert len(store) == 0
     store.put("", stored(1, 300))
@@ -344,6 +346,25 @@ def test_a_conversation_is_put_together_off_the_event_loop(
         assert client.post(path, json=body).status_code == 200
     assert len(threads) == 3
     assert all("prompts" in one for one in threads)
+
+
+def test_what_a_conversation_takes_is_counted_once() -> None:
+    unread: Any = object()  # nothing that JSON could hold
+    before = StoredResponse({"id": "r", "output": []}, [{"text": "x" * 100}], [])
+    after = StoredResponse({"id": "s", "output": []}, [], [unread], before.conversation_bytes)
+    assert before.num_bytes > 100
+    assert after.num_bytes > before.conversation_bytes > 100
+
+
+def test_what_a_response_tells_beside_its_items_is_not_counted_again_for_the_next(
+    client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = noted(monkeypatch, ResponseStore, "put")
+    first = {"input": "Hi" * 100, "metadata": {"a": "x" * 10_000}}
+    before = client.post("/v1/responses", json=first).json()["id"]
+    client.post("/v1/responses", json={"input": "Hi", "previous_response_id": before})
+    first_size, second_size = [stored.num_bytes for _, _, stored in calls]
+    assert first_size > 10_000 > second_size > 200
 
 
 def test_a_kept_answer_goes_on_though_its_client_left_as_its_prompt_was_put_together(

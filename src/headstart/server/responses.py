@@ -39,7 +39,8 @@ async def create_response(http: HttpRequest) -> Response:
 
     def keep(response: dict[str, Any]) -> None:
         if body.store:
-            store.put(tenant, StoredResponse(response, _items(body.input), history))
+            num_bytes = before.conversation_bytes if before else 0
+            store.put(tenant, StoredResponse(response, _items(body.input), history, num_bytes))
 
     return await answer_chat(http, lambda: chat, "resp_", partial(ResponsesDialect, body, keep))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -22,6 +22,16 @@ class StoredResponse:
     response: dict[str, Any]
     input_items: list[Item]
     history: list[Item]
+    history_bytes: int = 0  # of JSON, as all bytes here
+    conversation_bytes: int = field(init=False)
+    num_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        added = orjson.dumps([self.input_items, self.response["output"]])
+        rest = orjson.dumps(self.response | {"output": []})
+        # each turn adds its own items: weighing the history again would stop the event loop
+        object.__setattr__(self, "conversation_bytes", self.history_bytes + len(added))
+        object.__setattr__(self, "num_bytes", self.conversation_bytes + len(rest))
 
     @property
     def conversation(self) -> list[Item]:
@@ -39,35 +49,29 @@ class ResponseStore:
     def __init__(self, max_responses: int, max_bytes: int) -> None:
         """The limits are per tenant; bytes are of JSON."""
         self._max_responses, self._max_bytes = max_responses, max_bytes
-        # by tenant and id, with bytes; the least recently used first
-        self._stored: OrderedDict[tuple[str, str], tuple[StoredResponse, int]] = OrderedDict()
-        self._lock = threading.Lock()
+        # by tenant and id, the least recently used first
+        self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
+        self._numbers, self._sizes = Counter[str](), Counter[str]()  # by tenant; of JSON
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._stored)
 
     def put(self, tenant: str, stored: StoredResponse) -> None:
         """Store a response, unless it alone exceeds the limit."""
-        own = len(orjson.dumps([stored.response, stored.input_items, stored.history]))
+        numbers, sizes = self._numbers, self._sizes
         tenants = 4  # total limit, in tenants' limits
         with self._lock:
-            self._stored[tenant, stored.response["id"]] = stored, own
-            numbers, sizes = Counter[str](), Counter[str]()  # by tenant
-            for (name, _), (_, size) in self._stored.items():
-                numbers[name] += 1
-                sizes[name] += size
-
-            def drop_oldest(tenant: str) -> None:
-                oldest = next(name for name in self._stored if name[0] == tenant)
-                numbers[tenant] -= 1
-                sizes[tenant] -= self._stored.pop(oldest)[1]
-
+            self.drop(tenant, stored.response["id"])
+            self._stored[tenant, stored.response["id"]] = stored
+            numbers[tenant] += 1
+            sizes[tenant] += stored.num_bytes
             while numbers[tenant] > self._max_responses or sizes[tenant] > self._max_bytes:
-                drop_oldest(tenant)
-            while numbers.total() > tenants * self._max_responses:
-                drop_oldest(max(numbers, key=numbers.__getitem__))
+                self._drop_oldest(tenant)
+            while len(self) > tenants * self._max_responses:
+                self._drop_oldest(max(numbers, key=numbers.__getitem__))
             while sizes.total() > tenants * self._max_bytes:
-                drop_oldest(max(sizes, key=sizes.__getitem__))
+                self._drop_oldest(max(sizes, key=sizes.__getitem__))
 
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         """The response, unless it was dropped."""
@@ -75,9 +79,17 @@ class ResponseStore:
             if (tenant, response_id) not in self._stored:
                 return None
             self._stored.move_to_end((tenant, response_id))
-            return self._stored[tenant, response_id][0]
+            return self._stored[tenant, response_id]
 
     def drop(self, tenant: str, response_id: str) -> None:
         """Drop a response, if it is there."""
         with self._lock:
-            self._stored.pop((tenant, response_id), None)
+            stored = self._stored.pop((tenant, response_id), None)
+            if stored is not None:
+                self._numbers[tenant] -= 1
+                self._sizes[tenant] -= stored.num_bytes
+                if not self._numbers[tenant]:
+                    del self._numbers[tenant], self._sizes[tenant]
+
+    def _drop_oldest(self, tenant: str) -> None:
+        self.drop(*next(name for name in self._stored if name[0] == tenant))
