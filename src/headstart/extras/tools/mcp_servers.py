@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -39,6 +40,7 @@ class McpServer:
         self._holding: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
         self._has_ended: Callable[[], bool] = lambda: True
+        self._failure, self._failed_at = "", float("-inf")
 
     async def discover(self) -> list[Tool]:
         """The server's tools; none, with a warning, if it does not work."""
@@ -48,6 +50,7 @@ class McpServer:
         except (ToolError, TimeoutError) as error:
             reason = str(error) or f"no answer within {DISCOVERY_SECONDS:.0f} seconds"
             log.warning("the tools of the MCP server %s are left out: %s", self.name, reason)
+            await self.close()
             return []
         log.info("the MCP server %s offers %d tools", self.name, len(listed))
         return [self._tool(one) for one in listed]
@@ -98,15 +101,22 @@ class McpServer:
         async with self._opening:
             if self._session is not None and not self._has_ended():
                 return self._session
+            if time.monotonic() - self._failed_at < 5.0:  # seconds
+                raise ToolError(self._failure)
             await self.close()
             started: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
             self._ending.clear()
             self._holding = asyncio.create_task(self._hold(started))
             await asyncio.wait((started, self._holding), return_when=asyncio.FIRST_COMPLETED)
-            if not started.done():
-                await self._holding  # it raises
-            session = started.result()
-            await self._answer(session.initialize())
+            try:
+                if not started.done():
+                    await self._holding  # it raises
+                session = started.result()
+                await self._answer(session.initialize())
+            except ToolError as error:
+                await self.close()
+                self._failure, self._failed_at = str(error), time.monotonic()
+                raise
             self._session = session
             return session
 
@@ -142,7 +152,7 @@ class McpServer:
             reasons = {
                 REQUEST_TIMEOUT: f" did not answer within {self._config.timeout_ms / 1000:g} "
                 "seconds (timeout_ms)",
-                CONNECTION_CLOSED: " ended; this server's stderr has what it wrote",
+                CONNECTION_CLOSED: " ended",
             }
             reason = reasons.get(error.code, f": {error.message}")
             raise ToolError(f"the MCP server {self.name}{reason}") from error

@@ -33,6 +33,12 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
+    if starts := os.environ.get("STARTS"):  # a file; only the first start works
+        with open(starts, "a") as file:
+            file.write("x")
+        if os.path.getsize(starts) > 1:
+            sys.stdin.read()
+            return
     print("this is no JSON", flush=True)
     for line in sys.stdin:
         message = json.loads(line)

@@ -94,6 +94,32 @@ async def test_a_slow_answer_is_not_waited_for_longer_than_was_set():
         assert "0.3 seconds" in (await call(box, "a_sleep"))["error"]
 
 
+def starting_once(starts: Path) -> dict[str, Any]:
+    return ENTRY | {"timeout_ms": 1000, "env": {"STARTS": str(starts)}}
+
+
+async def test_calls_that_wait_for_a_start_that_fails_fail_with_it(tmp_path):
+    starts = tmp_path / "starts"
+    async with started(a=starting_once(starts)) as box:
+        await call(box, "a_leave", text="bye")
+        while not box._servers[0]._has_ended():
+            await asyncio.sleep(0.01)
+        answers = await asyncio.gather(*(call(box, "a_echo") for _ in range(8)))
+    assert {one["error"] for one in answers} == {
+        "the MCP server a did not answer within 1 seconds (timeout_ms)"
+    }
+    assert starts.read_text() == "xx"
+
+
+async def test_a_program_that_offers_no_tools_is_ended(tmp_path):
+    starts = tmp_path / "starts"
+    starts.write_text("x")
+    async with started(a=starting_once(starts)) as box:
+        assert await box.tools() == {}
+        assert starts.read_text() == "xx"
+        assert box._servers[0]._has_ended()
+
+
 async def test_the_end_of_the_server_waits_for_no_tool():
     async with started(a=ENTRY) as box:
         await box.tools()
