@@ -66,16 +66,31 @@ def read(body: bytes, tenant: str = "") -> Asked:
 def _name(body: Mapping[str, Any], text: bytes) -> str:
     """A hash of the client's name for the conversation, or of its text up to the first answer."""
     turns = body.get("messages") or body.get("input")
+    if isinstance(turns, str):
+        turns = [{"content": turns}]
     if name := _text(body.get("prompt_cache_key")) or _text(body.get("session_id")):
         text = name.encode()
-    elif isinstance(turns, list):
+    elif isinstance(turns, list) and isinstance(turns[0], dict):
         asked = takewhile(lambda turn: not _is_answer(turn), turns)
-        text = text[:16] + orjson.dumps(list(asked))
+        text = text[:16] + b"\0".join(map(_said, asked))
     return blake2b(text, digest_size=12).hexdigest()
 
 
+def _said(turn: object) -> bytes:
+    """A turn or a part of it, without what clients change later: its form and cache marks."""
+    match turn:
+        case {"content": str(text)} | {"text": str(text)}:
+            return text.encode()
+        case {"content": [*parts]}:
+            return b"\0".join(map(_said, parts))
+        case _:
+            return orjson.dumps(turn)
+
+
 def _is_answer(turn: object) -> bool:
-    return isinstance(turn, dict) and turn.get("role") == "assistant"
+    return isinstance(turn, dict) and (
+        turn.get("role") == "assistant" or turn.get("type") in ("function_call", "reasoning")
+    )
 
 
 def _text(value: object) -> str:

@@ -40,6 +40,21 @@ def test_the_next_turn_begins_with_this_one():
     assert following.conversation == first.conversation
 
 
+def test_a_conversation_keeps_its_name_if_its_client_writes_the_first_turn_anew():
+    def parts(kind: str = "text", **marks: object) -> dict[str, object]:
+        return USER | {"content": [{"type": kind, "text": "Hello", **marks}]}
+
+    first = asked(messages=[parts(cache_control={"type": "ephemeral"})])
+    for turn in (USER, parts()):
+        assert asked(messages=[turn, REPLY, MORE]).conversation == first.conversation
+    first = asked(input="Hello")
+    for turn in (USER, parts("input_text"), {"type": "message", **USER}):
+        assert asked(input=[turn, REPLY, MORE]).conversation == first.conversation
+    calls = [{"type": "reasoning", "summary": []}, {"type": "function_call", "name": "look"}]
+    assert asked(input=[USER, *calls, MORE]).conversation == first.conversation
+    assert asked(input="Hello!").conversation != first.conversation
+
+
 def test_token_ids_that_begin_alike_are_texts_that_begin_alike():
     short, long = asked(prompt=[5, 600, 70000]), asked(prompt=[5, 600, 70000, 8])
     assert long.text.startswith(short.text)
