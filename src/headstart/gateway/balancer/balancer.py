@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from headstart.gateway.balancer.conversation import Asked
-from headstart.gateway.balancer.learned import Mean, Timings, shared_prices
+from headstart.gateway.balancer.learned import BLOCK_BYTES, Mean, Timings, shared_prices
 from headstart.gateway.balancer.policy import expected_seconds, ranking, wait_seconds
 from headstart.gateway.balancer.replica import Flight, Replica
 
@@ -24,8 +24,8 @@ class Fleet:
     replicas: dict[str, Replica] = field(default_factory=dict)
     tokens_per_byte: Mean = field(default_factory=lambda: Mean(0.25, 256))
     answer_tokens: Mean = field(default_factory=lambda: Mean(128.0))
-    # conversation -> replica, and tokens of its last answer there
-    _last: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)
+    # conversation -> replica, tokens of its last answer there, and bytes and hash of that request
+    _last: OrderedDict[str, tuple[str, float, int, int]] = field(default_factory=OrderedDict)
     _owners: OrderedDict[str, str] = field(default_factory=OrderedDict)  # response -> replica
 
     def available(self) -> list[Replica]:
@@ -44,7 +44,7 @@ class Fleet:
         for one, prices in zip(replicas, all_prices, strict=True):
             num_unread = self._num_unread(one, asked)
             costs[one.name] = expected_seconds(one.load(), prices, num_unread, num_answer)
-        last, _ = self._last.get(asked.conversation, ("", 0.0))
+        last = self._last.get(asked.conversation, ("",))[0]
         owner = self._owners.get(asked.needs, "")
         ranked = ranking(costs, asked.conversation, last)
         return [self.replicas[name] for name in sorted(ranked, key=lambda name: name != owner)]
@@ -61,7 +61,7 @@ class Fleet:
         """Count a request that is sent; `finish` or `Replica.fail` ends the flight."""
         flight = replica.start(asked, self._num_unread(replica, asked))
         if asked.conversation:
-            _remember(self._last, asked.conversation, (replica.name, 0.0))
+            _remember(self._last, asked.conversation, (replica.name, 0.0, 0, 0))
         return flight
 
     def finish(self, flight: Flight, timings: Timings | None) -> None:
@@ -71,7 +71,8 @@ class Fleet:
         if timings is None or not asked.text:
             return
         if asked.conversation:
-            _remember(self._last, asked.conversation, (replica.name, timings.predicted_n))
+            last = replica.name, timings.predicted_n, len(asked.text), hash(asked.text)
+            _remember(self._last, asked.conversation, last)
         self.tokens_per_byte.add(timings.cache_n + timings.prompt_n, len(asked.text))
         self.answer_tokens.add(timings.predicted_n)
         replica.learned.add(timings, flight.num_beside, len(replica.flights))
@@ -81,10 +82,14 @@ class Fleet:
 
     def _num_unread(self, replica: Replica, asked: Asked) -> float:
         """Estimated tokens of a prompt that a replica has neither read nor written."""
-        num_bytes = len(asked.text) - replica.prefixes.match(asked.blocks)
-        name, num_written = self._last.get(asked.conversation, ("", 0.0))
-        num_tokens = num_bytes * self.tokens_per_byte.value
-        return max(0.0, num_tokens - num_written) if name == replica.name else num_tokens
+        num_known = replica.prefixes.match(asked.blocks)
+        num_tokens = (len(asked.text) - num_known) * self.tokens_per_byte.value
+        name, num_written, size, text = self._last.get(asked.conversation, ("", 0.0, 0, 0))
+        # an application may give all its conversations one name; after a restart nothing is known
+        is_kept = name == replica.name and size < num_known + BLOCK_BYTES
+        if is_kept and hash(asked.text[:size]) == text:
+            return max(0.0, num_tokens - num_written)
+        return num_tokens
 
     def wait_seconds(self) -> float:
         """Expected wait of a request for a first slot, at the replica where it is shortest."""

@@ -55,6 +55,24 @@ def test_an_answer_counts_as_read_where_it_was_written():
     fleet.finish(busy, None)
 
 
+def test_an_answer_counts_as_read_only_after_its_own_prompt_and_until_a_restart():
+    fleet = make_fleet(1)
+    (home,) = fleet.replicas.values()
+    home.hear(Load(), "first start")
+    system = "the same long instructions " * 20
+
+    def ask(*contents: str) -> Asked:
+        return chat(system, "yes", *contents, prompt_cache_key="of an application")
+
+    first = ask("question")
+    flight = fleet.start(home, first)
+    fleet.finish(flight, Timings(prompt_n=len(first.text) / 4, predicted_n=2000))
+    assert fleet._num_unread(home, ask("question", "answer " * 300, "and then?")) == 0.0
+    assert fleet._num_unread(home, ask("another", "answer " * 300, "and then?")) > 500
+    home.hear(Load(), "second start")
+    assert fleet._num_unread(home, ask("question", "answer " * 300, "and then?")) > 500
+
+
 def test_a_prefix_that_all_share_does_not_send_all_to_one_replica():
     fleet, sent = make_fleet(), Counter()
     running: deque[Flight] = deque()
