@@ -39,18 +39,15 @@ def test_unchanged_files_are_not_sent_again(client):
     assert (again.headers["etag"], again.headers["vary"]) == (tag, "Accept-Encoding")
 
 
-def test_a_file_is_compressed_once_off_the_event_loop_and_sent_as_each_client_takes_it(
-    monkeypatch,
-):
-    packed: list[tuple[bytes, asyncio.AbstractEventLoop | None]] = []
+def test_a_file_is_compressed_once_and_sent_as_each_client_takes_it(monkeypatch):
+    packed: list[bytes] = []
     compress = gzip.compress
 
     def counted(data: bytes, **options: int) -> bytes:
-        packed.append((data, asyncio._get_running_loop()))
+        packed.append(data)
         return compress(data, **options)
 
     monkeypatch.setattr(gzip, "compress", counted)
-    page._read.cache_clear()
     with serving() as client:
         answers = [
             client.request(method, "/js/main.js", headers={"Accept-Encoding": coding})
@@ -58,7 +55,7 @@ def test_a_file_is_compressed_once_off_the_event_loop_and_sent_as_each_client_ta
             for method in ("GET", "HEAD")
         ]
     data = (OUR_PAGE / "js/main.js").read_bytes()
-    assert packed == [(data, None)]
+    assert packed == [data]
     for answer, head in zip(answers[::2], answers[1::2], strict=True):
         assert (answer.content, head.content) == (data, b"")
         assert answer.headers["vary"] == "Accept-Encoding"
@@ -90,6 +87,47 @@ def test_a_part_of_a_file_and_a_large_file_are_read_when_asked_for(tmp_path, mon
         part = client.get("/small.txt", headers={"Range": "bytes=2-4"})
         assert (part.status_code, part.text) == (206, "234")
         assert client.get("/large.txt").text == "0123456789" * 10
+
+
+def test_files_are_compressed_up_to_4_mib_and_not_on_the_event_loop(tmp_path, monkeypatch):
+    compress = gzip.compress
+    loops: list[asyncio.AbstractEventLoop | None] = []
+
+    def watched(data: bytes, **options: int) -> bytes:
+        loops.append(asyncio._get_running_loop())
+        return compress(data, **options)
+
+    monkeypatch.setattr(gzip, "compress", watched)
+    for size in (0, 1):
+        (tmp_path / f"{size}.js").write_bytes(b"a" * (4 * 2**20 + size))
+    with serving(config=ServerConfig(path=str(tmp_path))) as client:
+        answers = [client.get(url, headers={"Accept-Encoding": "gzip"}) for url in ("0.js", "1.js")]
+    assert [one.headers.get("content-encoding") for one in answers] == ["gzip", None]
+    assert loops == [None]
+
+
+def test_files_are_kept_in_memory_up_to_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "MOST_BYTES_IN_ALL", 250)
+    files = [tmp_path / f"{name}.txt" for name in "abcd"]
+    for file in files:
+        file.write_text(file.name * 10)
+    read: list[str] = []
+    really = page._read
+
+    def counted(file, headers):
+        read.append(file.stem)
+        return really(file, headers)
+
+    monkeypatch.setattr(page, "_read", counted)
+    with serving(config=ServerConfig(path=str(tmp_path))) as client:
+        for file in (*files, *files):
+            assert client.get(f"/{file.name}").text == file.name * 10
+        assert read == ["a", "b"]
+        files[0].unlink()
+        assert client.get("/a.txt").status_code == 404
+        for _ in range(2):
+            assert client.get("/c.txt").text == "c.txt" * 10
+        assert read == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(

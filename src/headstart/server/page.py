@@ -6,10 +6,10 @@ memory, also compressed: the first screen requests 45 of them.
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import os
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from stat import S_ISREG
 
@@ -36,7 +36,8 @@ HEADERS = {
     "Vary": "Accept-Encoding",
     "X-Content-Type-Options": "nosniff",
 }
-MOST_BYTES_KEPT = 2**20  # larger files of --path are read for each request
+MOST_BYTES_KEPT = 4 * 2**20  # larger files of --path are read for each request
+MOST_BYTES_IN_ALL = 64 * 2**20  # as they are and compressed; further files are read as those are
 
 
 class Page:
@@ -47,15 +48,21 @@ class Page:
         self._files = files
         self._policy = {} if policy is None else {"Content-Security-Policy": policy}
         self._static = StaticFiles()
+        # file -> its time and size; the answer for clients that take gzip, and the other
+        self._kept: dict[Path, tuple[tuple[int, int], tuple[Response, Response]]] = {}
+        self._reading = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
             url = scope["path"].removeprefix(scope.get("root_path", ""))
             file = self._files.get(url or "/")
-            if file is not None and (status := _status_of(file)) is not None:
+            status = None if file is None else _status_of(file)
+            if file is not None and status is not None:
                 response = await self._respond(file, status, Headers(scope=scope))
                 await response(scope, receive, send)
                 return
+            if file is not None:
+                self._kept.pop(file, None)
         await self._app(scope, receive, send)
 
     async def _respond(self, file: Path, status: os.stat_result, headers: Headers) -> Response:
@@ -66,11 +73,15 @@ class Page:
             return NotModifiedResponse(streamed.headers)
         if status.st_size > MOST_BYTES_KEPT or "range" in headers:
             return streamed
-        data, packed = await run_in_threadpool(_read, file, (status.st_mtime_ns, status.st_size))
-        own = dict(streamed.headers)
-        if "gzip" in headers.get("accept-encoding", "") and len(packed) < len(data):
-            data, own["content-encoding"] = packed, "gzip"
-        return Response(data, headers=own | {"content-length": str(len(data))})
+        version = status.st_mtime_ns, status.st_size
+        async with self._reading:
+            if self._kept.get(file, (None,))[0] != version:
+                self._kept.pop(file, None)
+                size = status.st_size + sum(size for (_, size), _ in self._kept.values())
+                if 2 * size > MOST_BYTES_IN_ALL:
+                    return streamed
+                self._kept[file] = version, await run_in_threadpool(_read, file, streamed.headers)
+            return self._kept[file][1]["gzip" not in headers.get("accept-encoding", "")]
 
 
 def _status_of(file: Path) -> os.stat_result | None:
@@ -82,11 +93,14 @@ def _status_of(file: Path) -> os.stat_result | None:
     return status if S_ISREG(status.st_mode) else None
 
 
-@lru_cache(maxsize=128)
-def _read(file: Path, version: tuple[int, int]) -> tuple[bytes, bytes]:
-    """A version of a file, as it is and compressed."""
+def _read(file: Path, headers: Mapping[str, str]) -> tuple[Response, Response]:
+    """Answers with the file: compressed, where that makes it smaller, and as it is."""
     data = file.read_bytes()
-    return data, gzip.compress(data, mtime=0)
+    own = {name: value for name, value in headers.items() if name != "content-length"}
+    plain, packed = Response(data, headers=own), gzip.compress(data, mtime=0)
+    if len(packed) >= len(data):
+        return plain, plain
+    return Response(packed, headers=own | {"content-encoding": "gzip"}), plain
 
 
 def page_files(config: ServerConfig) -> dict[str, Path]:
