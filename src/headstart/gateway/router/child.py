@@ -106,9 +106,14 @@ class ChildProcess:
         )
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a line was cut off
+        try:
             while line := await reader.readline():
                 self._on_state(json.loads(line))
+        except OSError:  # it was killed
+            pass
+        except ValueError as error:  # a line was too long or cut off
+            self._on_state({"state": "failed", "message": f"its report is unreadable: {error}"})
+            self.kill()
 
     async def _pass_on(self, output: asyncio.StreamReader) -> None:
         """Write its log, with its name before each line."""
