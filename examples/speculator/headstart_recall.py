@@ -4,7 +4,6 @@ It maps what stands at the end of a text (`key`) to the embedding of the token t
 learns from each mistake: fast weights (Schlag et al. 2021, https://arxiv.org/abs/2102.11174).
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,7 +38,7 @@ class RecallSpeculator(Speculator):
         random = np.random.default_rng(0)
         rows = random.standard_normal((vocab.size, WIDTH), np.float32)
         self._embeddings = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-        self._memories = defaultdict[int, Memory](Memory)
+        self._memories: dict[int, Memory] = {}
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
         """Read nothing yet: perhaps nobody asks for drafts."""
@@ -47,7 +46,8 @@ class RecallSpeculator(Speculator):
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
         """Tokens to read before it can draft, besides the newest."""
-        return max(0, len(history) - 1 - self._memories[seq_id].num_read)
+        memory = self._memories.get(seq_id)
+        return max(0, len(history) - 1 - (memory.num_read if memory else 0))
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [self._propose(request, self._memories[request.seq_id]) for request in requests]
