@@ -128,13 +128,13 @@ class AutoModel(Learner):
 
     def lengths(self, slots: Sequence[Slot]) -> Choice:
         plan, milliseconds = self.begin(slots), 0.0
-        if self.controller.sleeps(plan, ["text"] * self.has_texts, ["model"]):
-            return self.share()
+        if self.controller.skips_step(plan, ["text"] * self.has_texts, ["model"]):
+            return self.assign_rows()
         if self.has_texts:
             self.offer_texts(slots)
-        if self.controller.wants_model("model"):
+        if self.controller.may_ask_model_now("model"):
             milliseconds = self.ask(slots)
-        choice = self.share(milliseconds, 2 * LONGEST)
+        choice = self.assign_rows(milliseconds, 2 * LONGEST)
         drafts = zip(slots, plan.drafts, choice.lengths, strict=True)
         return choice._replace(
             num_right=[
@@ -147,7 +147,7 @@ class AutoModel(Learner):
         """Let the model draft as far as control allows; returns the milliseconds it took."""
         plan = self.plan
         leads = [_lead(survival) for survival in plan.survivals]
-        plan.wishes["model"] = [
+        plan.model_slots["model"] = [
             ModelSlot(
                 slot.number,
                 LONGEST,

@@ -37,7 +37,7 @@ class AutoRollback(AutoText):
         for index, slot in enumerate(slots):
             if self._again.get(slot.first_id):
                 plan.survivals[index] = []
-        choice = self.share(max_tokens=self.snapshots or LONGEST)
+        choice = self.assign_rows(max_tokens=self.snapshots or LONGEST)
         for slot, length in zip(slots, choice.lengths, strict=True):
             self._drafted[slot.first_id] = (slot.at, length)
         copies = 0 if self.snapshots else sum(length > 0 for length in choice.lengths)
@@ -69,11 +69,11 @@ class AutoEven(AutoText):
         super().__init__(simulation, controller)
         self.snapshots = snapshots
 
-    def price(self, num_slots: int, num_rows: int, context: int) -> Step:
+    def shape(self, num_slots: int, num_rows: int, context: int) -> Step:
         return Step(num_slots, num_rows, context, is_even=True)
 
-    def share(self, draft_ms: float = 0.0, max_tokens: int = LONGEST) -> Choice:
-        choice = super().share(draft_ms, self.snapshots)
+    def assign_rows(self, draft_ms: float = 0.0, max_tokens: int = LONGEST) -> Choice:
+        choice = super().assign_rows(draft_ms, self.snapshots)
         return choice._replace(num_padding=num_spare(choice.lengths))
 
 

@@ -309,12 +309,12 @@ class Learner:
         num, context = len(slots), self.simulation.context(slots)
         numbers = [slot.number for slot in slots]
         num_rows = num + num_again + self.simulation.num_prompt_rows
-        step = self.price(num, num_rows, context)
+        step = self.shape(num, num_rows, context)
         step.num_reading = self.simulation.num_reading
         self.plan = make_plan(step, numbers=numbers)
         return self.plan
 
-    def price(self, num_slots: int, num_rows: int, context: int) -> Step:
+    def shape(self, num_slots: int, num_rows: int, context: int) -> Step:
         return Step(num_slots, num_rows, context, can_pad=self.simulation.can_pad)
 
     def offer_texts(self, slots: Sequence[Slot]) -> None:
@@ -327,17 +327,17 @@ class Learner:
                 survival = self.controller.survival("text", scores, slot.number)
                 self.plan.take(index, tokens, ["text"] * LONGEST, survival)
 
-    def share(self, draft_ms: float = 0.0, max_tokens: int = LONGEST) -> Choice:
+    def assign_rows(self, draft_ms: float = 0.0, max_tokens: int = LONGEST) -> Choice:
         """What control makes of the plan."""
         plan = self.plan
         plan.survivals = [survival[:max_tokens] for survival in plan.survivals]
-        self.controller.share(plan)
-        return Choice(plan.lengths, draft_ms, plan.num_padding)
+        self.controller.assign_rows(plan)
+        return Choice(plan.num_verified, draft_ms, plan.num_padding)
 
     def after(self, slots: Sequence[Slot], num_rows: int, milliseconds: float) -> None:
         """The step has been made."""
         plan = self.plan
-        num_prompt_rows = 0 if plan.price is None else plan.price.num_base_rows - len(slots)
+        num_prompt_rows = 0 if plan.shape is None else plan.shape.num_base_rows - len(slots)
         record = make_record(plan, milliseconds, num_prompt_rows)
         record.emitted = [
             tuple(range(start, slot.at)) for start, slot in zip(self._starts, slots, strict=True)
@@ -345,7 +345,7 @@ class Learner:
         for slot, sequence in zip(slots, plan.sequences, strict=True):
             if slot.number != sequence.number or slot.at >= slot.length:
                 self._running.discard(sequence.number)
-                record.left.append(make_end(sequence, self.simulation.answer))
+                record.ended.append(make_end(sequence, self.simulation.answer))
         self.controller.read(record)
 
 
@@ -355,4 +355,4 @@ class AutoText(Learner):
     def lengths(self, slots: Sequence[Slot]) -> Choice:
         self.begin(slots)
         self.offer_texts(slots)
-        return self.share()
+        return self.assign_rows()

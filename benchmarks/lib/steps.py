@@ -30,7 +30,7 @@ def make_plan(
     step: Step, drafts: Sequence[SlotDraft] = (), numbers: Sequence[int] = ()
 ) -> StepPlan:
     """A plan of answers with these drafts; numbers: of the requests, else 0, 1, ..."""
-    plan, num = StepPlan(NO_BATCH, 0.0, price=step, is_even=step.is_even), step.num_slots
+    plan, num = StepPlan(NO_BATCH, 0.0, shape=step, is_even=step.is_even), step.num_slots
     drafts = [*drafts, *[SlotDraft()] * (num - len(drafts))]
     sequences: list[Any] = [
         SimpleNamespace(
@@ -47,35 +47,35 @@ def make_plan(
     return plan
 
 
-def share(
+def assign_rows(
     controller: Controller, drafts: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0
 ) -> StepPlan:
     """The plan with what control gives to these drafts, which took so long."""
     plan = make_plan(step, drafts)
     if sunk_ms:
         plan.calls.append(model_call([Allowance()], [None], sunk_ms))
-    controller.share(plan)
+    controller.assign_rows(plan)
     return plan
 
 
 def grant(
-    controller: Controller, wishes: Mapping[str, Sequence[ModelSlot]], step: Step
+    controller: Controller, model_slots: Mapping[str, Sequence[ModelSlot]], step: Step
 ) -> dict[str, list[Allowance]]:
     """How far control lets draft models draft."""
     plan = make_plan(step)
-    plan.wishes = {name: list(slots) for name, slots in wishes.items()}
+    plan.model_slots = {name: list(slots) for name, slots in model_slots.items()}
     return controller.grant(plan)
 
 
 def make_record(plan: StepPlan, milliseconds: float = 0.0, num_prompt_rows: int = 0) -> StepRecord:
     """What the step did, in so many milliseconds: each answer emitted nothing that is known."""
-    plan.num_rows = [1 + length for length in plan.lengths]
+    plan.num_rows = [1 + length for length in plan.num_verified]
     if num_prompt_rows:
         plan.num_rows.append(num_prompt_rows)
     emitted: list[tuple[int, ...]] = [()] * len(plan.sequences)
     seconds = milliseconds / 1000.0
     record = StepRecord(plan, seconds, seconds, emitted)
-    record.context = plan.price.context if plan.price is not None else 0
+    record.context = plan.shape.context if plan.shape is not None else 0
     return record
 
 
@@ -129,7 +129,7 @@ def ran(
     record = make_record(plan)
     for index, _, draft in call.drafted:
         length = len(draft.tokens)
-        plan.lengths[index], plan.sources[index] = length, [call.speculator] * length
+        plan.num_verified[index], plan.sources[index] = length, [call.speculator] * length
         right = length if num_right is None else num_right
         record.emitted[index] = (0,) * (1 + right)
     controller.read(record)

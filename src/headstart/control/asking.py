@@ -24,14 +24,14 @@ class AskingBudget:
     savings: float = 0.0  # below 0: asked only while that pays
     slot_ms: float = 0.0  # of a step without drafts, per slot
 
-    def wanted(self, num_slots: int) -> bool:
+    def may_ask_now(self, num_slots: int) -> bool:
         """Whether to ask for `num_slots` slots in this step; call it once per step."""
         if self.savings >= 0.0 or self.gain >= self.cost:
             return True
         self.wait(num_slots)
         return False
 
-    def sleeps(self, num_slots: int) -> int:
+    def steps_to_skip(self, num_slots: int) -> int:
         """Number of steps in which it should not be asked."""
         if self.savings >= 0.0 or self.gain >= self.cost or not self.slot_ms:
             return 0

@@ -96,7 +96,7 @@ class Budget:
 
         return max(range(len(survivals)), key=worth)
 
-    def share(self, plan: StepPlan, sunk_ms: float = 0.0) -> None:
+    def assign_rows(self, plan: StepPlan, sunk_ms: float = 0.0) -> None:
         """Write into the plan how many draft tokens each answer verifies, what that saves, and
         padding rows if a wider step takes less time. O(n log n) in draft tokens.
 
@@ -105,7 +105,7 @@ class Budget:
             sunk_ms: time already spent on these drafts, without probes; lowers the speedup, not
                 this plan.
         """
-        step = plan.price
+        step = plan.shape
         assert step is not None
         survivals = plan.survivals
         if self.copy_ms is not None:
@@ -145,7 +145,7 @@ class Budget:
         padding = 0 if is_bare else self._padding(rows, step)
         if rows + padding == step.num_slots:
             self._num_unseen = 0
-        plan.lengths, plan.num_padding = given, padding
+        plan.num_verified, plan.num_padding = given, padding
 
     def handicap(self, step: Step) -> float:
         """Tokens that a draft model's draft must earn to break even."""

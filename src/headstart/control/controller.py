@@ -11,10 +11,10 @@ instruments, in milliseconds and tokens:
 
 One step:
 
-    controller.sleeps(plan), wanted(...)                  which speculators are asked
+    controller.skips_step(plan), may_ask_now(...)         which speculators are asked
     controller.survival(...), best(...)                   the value of a draft
     controller.grant(plan)                                how far draft models draft
-    controller.share(plan)                                how many tokens of each draft are verified
+    controller.assign_rows(plan)                          how many tokens of each draft are verified
     controller.read(record)                               costs of the step, and labels
 """
 
@@ -48,83 +48,83 @@ class Controller:
         self._model_planner = ModelDraftPlanner(self._cost, self._budget, self._calibration)
         self._asking: dict[str, AskingBudget] = {}  # by text speculator
         # upcoming and past steps in which no speculator is asked, and for which requests
-        self._num_asleep, self._num_slept, self._sleepers = 0, 0, list[int]()
+        self._num_to_skip, self._num_skipped, self._skipped_numbers = 0, 0, list[int]()
         # calls passed on to one instrument
         self.survival = self._calibration.survival
         self.trust_scores = self._calibration.trust_scores
         self.best, self.knows_costs = self._budget.best, self._cost.is_known
         self.learn_costs = self._cost.calibrate
         self.learn_draft_costs = self._model_planner.calibrate
-        self.wants_model = self._model_planner.wanted
+        self.may_ask_model_now = self._model_planner.may_ask_now
 
-    def sleeps(self, plan: StepPlan, texts: Sequence[str], models: Sequence[str]) -> bool:
+    def skips_step(self, plan: StepPlan, texts: Sequence[str], models: Sequence[str]) -> bool:
         """Whether to ask no speculator in this step, because none has paid for some time.
 
         Its duration is computed once; each further step costs one comparison.
         """
         answers = plan.sequences[: plan.num_generating]
         numbers = [sequence.number for sequence in answers]
-        if self._num_asleep and numbers == self._sleepers:
-            self._num_asleep -= 1
-            self._num_slept += 1
+        if self._num_to_skip and numbers == self._skipped_numbers:
+            self._num_to_skip -= 1
+            self._num_skipped += 1
             return True
-        if self._num_slept:
+        if self._num_skipped:
             for name in texts:
-                self._asking[name].wait(self._num_slept * len(self._sleepers))
+                self._asking[name].wait(self._num_skipped * len(self._skipped_numbers))
             for name in models:
-                self._model_planner.wait(name, self._num_slept)
-        self._num_asleep = self._num_slept = 0
+                self._model_planner.wait(name, self._num_skipped)
+        self._num_to_skip = self._num_skipped = 0
         for one in answers:
             if one.policy.reason or one.policy.mode is not DraftMode.AUTO or one.text.legality:
                 return False
-        waits = [*map(self._model_planner.sleeps, models)]
+        waits = [*map(self._model_planner.steps_to_skip, models)]
         for name in texts:
             asking = self._asking.get(name)
-            waits.append(asking.sleeps(len(numbers)) if asking else 0)
+            waits.append(asking.steps_to_skip(len(numbers)) if asking else 0)
         if (num_steps := min(waits, default=1)) < 1:
             return False
-        self._num_asleep, self._num_slept, self._sleepers = num_steps - 1, 1, numbers
+        self._num_to_skip, self._num_skipped, self._skipped_numbers = num_steps - 1, 1, numbers
         return True
 
-    def wanted(self, speculator: str, num_slots: int) -> bool:
+    def may_ask_now(self, speculator: str, num_slots: int) -> bool:
         """Whether to ask a text speculator for `num_slots` answers; call it once per step."""
         asking = self._asking.get(speculator)
-        return asking is None or asking.wanted(num_slots)
+        return asking is None or asking.may_ask_now(num_slots)
 
     def grant(self, plan: StepPlan) -> dict[str, list[Allowance]]:
-        """How far draft models may draft, for each entry of `plan.wishes`; at most one per
+        """How far draft models may draft, for each entry of `plan.model_slots`; at most one per
         answer.
         """
-        assert plan.price is not None
-        return self._model_planner.plan(plan.wishes, plan.price)
+        assert plan.shape is not None
+        return self._model_planner.plan(plan.model_slots, plan.shape)
 
-    def share(self, plan: StepPlan) -> None:
+    def assign_rows(self, plan: StepPlan) -> None:
         """Write into the plan how many draft tokens each answer verifies (all 0: none in this
         step), what each saves, and padding rows if a wider step takes less time.
         """
-        assert plan.price is not None
+        assert plan.shape is not None
         sunk_ms = 0.0
         for call in plan.calls:
             if call.allowances and not call.is_probe:  # probes are paid from their own budget
                 sunk_ms += call.milliseconds
-        self._budget.share(plan, sunk_ms)
+        self._budget.assign_rows(plan, sunk_ms)
 
     def read(self, record: StepRecord) -> None:
         """Update all estimates from a step: costs, and the fate of all offers so far."""
         plan = record.plan
-        if plan.price is not None and plan.calls:
+        if plan.shape is not None and plan.calls:
             models = [call for call in plan.calls if call.allowances]
             texts = [call for call in plan.calls if not call.allowances]
             if models:
-                self._read_models(record, models, plan.price)
+                self._read_models(record, models, plan.shape)
             if texts and plan.asking_ms > 0.0:
-                self._read_texts(plan, texts, plan.price)
+                self._read_texts(plan, texts, plan.shape)
         for milliseconds in plan.copies_ms:
             self._budget.observe_copy(milliseconds)
         if record.num_rows:
             self._read_decode(record)
         self._calibration.read(record)
-        for end in record.left:
+        for end in record.ended:
             if end.sequence.number in self._calibration.namespaces:
                 self.end(end.sequence.number, end.stats.num_emitted)
 
@@ -134,19 +134,19 @@ class Controller:
         base, rows = step.num_base_rows, max(record.num_computed, step.num_base_rows)
         curve = self._cost.curve(rows, step.context, can_fill=step.can_pad)
         plain_ms = curve[step.num_slots]
-        row_ms = (curve[rows] - curve[base]) / max(1, sum(plan.lengths))
+        row_ms = (curve[rows] - curve[base]) / max(1, sum(plan.num_verified))
         more_ms = 0.0  # excess of the step over its expected time
-        if record.is_exact:
+        if record.is_timing_reliable:
             expected = curve[rows]
             more_ms = max(-0.5 * expected, min(0.5 * expected, record.cost_ms - expected))
         token_ms = plain_ms / step.num_slots / self._budget.speedup
         numbers = [sequence.number for sequence in plan.sequences]
         for call in calls:
             name = call.speculator
-            texts = {slot.number: slot.to_beat for slot in plan.wishes.get(name, ())}
+            texts = {slot.number: slot.to_beat for slot in plan.model_slots.get(name, ())}
             saved_ms = -more_ms / len(calls)
             for index, sources in enumerate(plan.sources):
-                num_rows = sources[: plan.lengths[index]].count(name)
+                num_rows = sources[: plan.num_verified[index]].count(name)
                 if not num_rows:
                     continue
                 num_right = sources[: len(record.emitted[index]) - 1].count(name)
@@ -172,15 +172,15 @@ class Controller:
             for index in call.indices:
                 if plan.sequences[index].policy.mode is DraftMode.FIXED:
                     continue  # asked in any case; its savings are not computed
-                is_verified = name in plan.sources[index][: plan.lengths[index]]
+                is_verified = name in plan.sources[index][: plan.num_verified[index]]
                 saved.append(plan.saved_ms[index] if is_verified and plan.saved_ms else 0.0)
             if saved:
                 asking.earned(saved, slot_ms)
 
     def _read_decode(self, record: StepRecord) -> None:
         rows, milliseconds = record.num_computed, record.cost_ms
-        is_exact = record.is_exact or self._cost.is_empty
-        if is_exact or milliseconds < self._cost.milliseconds(rows, record.context):
+        is_timing_reliable = record.is_timing_reliable or self._cost.is_empty
+        if is_timing_reliable or milliseconds < self._cost.milliseconds(rows, record.context):
             self._cost.observe(rows, record.context, milliseconds)
 
     def begin(self, number: int, namespace: str) -> None:

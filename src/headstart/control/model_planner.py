@@ -84,7 +84,7 @@ class ModelDraftPlanner:
                     chosen.setdefault(slot.number, (name, index, allowance))
             if not auto:
                 continue
-            self._save(name, 1)
+            self._accrue(name, 1)
             tables = self._calibration.tables
             num_labels = tables[name].num_labels + tables[with_gap(name)].num_labels
             if num_labels < WEIGHT:  # until then it does not catch up on every prompt
@@ -124,14 +124,14 @@ class ModelDraftPlanner:
                         self.drafters[one].history.skip(slot.number)
         return planned
 
-    def wanted(self, speculator: str) -> bool:
+    def may_ask_now(self, speculator: str) -> bool:
         """Whether to plan for it in this step; call it once per step."""
-        if is_asleep := self.sleeps(speculator) > 0:
+        if is_skipped := self.steps_to_skip(speculator) > 0:
             self.wait(speculator, 1)
-        return not is_asleep
+        return not is_skipped
 
-    def sleeps(self, speculator: str) -> int:
-        """Number of steps in which it is not `wanted`."""
+    def steps_to_skip(self, speculator: str) -> int:
+        """Number of steps in which it is not asked."""
         drafter = self.drafters[speculator]
         probes = drafter.probes
         if probes.is_closed and self.drafters[with_gap(speculator)].probes.is_closed:
@@ -142,11 +142,11 @@ class ModelDraftPlanner:
         """Record that the model was skipped for `num_steps` steps."""
         drafter = self.drafters[speculator]
         drafter.rest = max(0, drafter.rest - num_steps)
-        self._save(speculator, num_steps)
+        self._accrue(speculator, num_steps)
 
-    def _save(self, speculator: str, num_steps: int) -> None:
+    def _accrue(self, speculator: str, num_steps: int) -> None:
         for name in (speculator, with_gap(speculator)):
-            self.drafters[name].probes.save(num_steps)
+            self.drafters[name].probes.accrue(num_steps)
 
     def begin(self) -> None:
         """Reset rests for a new request: it may be one for which a model pays."""

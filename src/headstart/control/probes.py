@@ -41,7 +41,7 @@ class Probes:
     goal: float = 0.0  # cost of the probe to save for
     reading: int | None = None  # the sequence whose prompt it decodes for a probe
 
-    def save(self, num_steps: int) -> None:
+    def accrue(self, num_steps: int) -> None:
         """Accrue budget for `num_steps` steps."""
         if self.savings < self.goal:
             self.savings += num_steps * TRIAL_SHARE

@@ -24,7 +24,7 @@ def emit(
     logits: NDArray[np.float32],
     draft: Sequence[int],
     position: int,
-    final: Container[int],
+    end_tokens: Container[int],
     note: Note | None = None,
 ) -> list[int]:
     """Sample along the draft until a token differs, or the draft or the text ends.
@@ -33,7 +33,7 @@ def emit(
         logits: of the last known token and of each draft token, shape (len(draft) + 1,
             vocab_size).
         position: of the first token to emit.
-        final: tokens that end the text.
+        end_tokens: tokens that end the text.
         note: called for every token before the sampler consumes it.
 
     Returns 1 to len(draft) + 1 tokens; all but the last are accepted draft tokens. The last is one
@@ -64,7 +64,7 @@ def emit(
             sampler.read((token,))
         if thoughts is not None:
             thoughts.read(token)
-        if row == len(draft) or token != draft[row] or token in final:
+        if row == len(draft) or token != draft[row] or token in end_tokens:
             break
         if legality is not None and legality.is_over:
             break

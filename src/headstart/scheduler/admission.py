@@ -69,7 +69,7 @@ def find_media(
     return known
 
 
-def find_largest(running: Iterable[Sequence]) -> Sequence:
+def choose_preempted(running: Iterable[Sequence]) -> Sequence:
     """The newest request of the tenant whose requests hold the most cells."""
     sequences, held = list(running), Counter[str]()
     for one in sequences:
@@ -112,7 +112,7 @@ class Tenants:
             due = self._due.items()
             self._due = {one: at for one, at in due if one in self._held or at > self._now}
 
-    def serve(self, tenant: str) -> None:
+    def charge_turn(self, tenant: str) -> None:
         """Charge the tenant for a request that starts."""
         self._now += 1.0 / sum(map(self.weight, self._held))
         self._due[tenant] += 1.0 / self.weight(tenant)

@@ -57,7 +57,7 @@ def build(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
         cells = sequence.cells
         if cells is None:
             continue
-        drafted = plan.drafts[index][: plan.lengths[index]]
+        drafted = plan.drafts[index][: plan.num_verified[index]]
         rows, start = 1 + len(drafted), cells.length
         plan.num_rows[index], plan.starts[index] = rows, start
         plan.decoded.append((index, sequence))

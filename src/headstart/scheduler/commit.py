@@ -88,7 +88,7 @@ class Committer:
         for index, sequence in plan.decoded:
             end = offset + plan.num_outputs[index]
             rows, offset = logits[offset:end], end
-            length = record.lengths[index]
+            length = record.cache_lengths[index]
             try:
                 if index >= plan.num_generating:
                     if sequence.request.wants_prompt_scores:
@@ -126,14 +126,14 @@ class Committer:
         text, request, plan = sequence.text, sequence.request, record.plan
         position, draft = len(text.tokens), list[int]()
         if index < plan.num_generating:
-            draft = plan.drafts[index][: plan.lengths[index]]
+            draft = plan.drafts[index][: plan.num_verified[index]]
         noted: list[TokenLogprob] = []
         note = (
             _note_into(noted, sequence, rows, position)
             if request.num_logprobs is not None
             else None
         )
-        emitted = emit(text.sampler, rows, draft, position, text.final, note)
+        emitted = emit(text.sampler, rows, draft, position, text.end_tokens, note)
         # all but the last; the last too if the turn ended inside the draft
         num_drafted = len(emitted) - 1
         num_drafted += num_drafted < len(draft) and emitted[-1] == draft[num_drafted]
@@ -147,16 +147,16 @@ class Committer:
         """Append the tokens to the text, up to where it ends, and truncate the cache to it."""
         if sequence.first_token is None:
             sequence.first_token = record.now
-        shown, tokens = self._text(sequence, emitted, record.now)
+        shown, tokens = self._feed_stops(sequence, emitted, record.now)
         record.texts[index], record.emitted[index] = shown, tokens
         if len(tokens) < len(emitted):
             record.num_accepted[index] = min(record.num_accepted[index], len(tokens))
             record.logprobs[index] = record.logprobs[index][: len(tokens)]
         text = sequence.text
         text.tokens.grow(tokens)
-        if text.words is not text.tokens:
-            text.words.grow(tokens)
-        self._cut(sequence, record.lengths[index], len(text.tokens) - 1)
+        if text.speculator_tokens is not text.tokens:
+            text.speculator_tokens.grow(tokens)
+        self._cut(sequence, record.cache_lengths[index], len(text.tokens) - 1)
 
     def _cut(self, sequence: Sequence, num_decoded: int, length: int) -> None:
         cells = sequence.cells
@@ -164,7 +164,7 @@ class Committer:
         cells.length = num_decoded
         self._cache.cut(sequence, length)
 
-    def _text(
+    def _feed_stops(
         self, sequence: Sequence, emitted: list[int], now: float
     ) -> tuple[bytes, tuple[int, ...]]:
         """Text that certainly belongs to the answer, and the tokens up to where it ends."""
@@ -192,7 +192,7 @@ class Committer:
         text = sequence.text
         if text.stop.found:
             return Ending("word")
-        if last in text.final or (text.legality and text.legality.is_over):
+        if last in text.end_tokens or (text.legality and text.legality.is_over):
             return Ending("eos")
         num_tokens = len(text.tokens)
         if num_tokens + text.num_dropped >= sequence.most_tokens or text.indent.is_over:

@@ -111,22 +111,22 @@ class Drafting:
             indices = limit_drafts(plan, engine, num_slots)
             # padding may help: a wider step can take less time
             can_pad = engine.padding_sequence is not None and not plan.prompts
-            if not indices or self.controller.sleeps(plan, self._text_names, self._model_names):
+            if not indices or self.controller.skips_step(plan, self._text_names, self._model_names):
                 for name in self._model_names:
                     plan.reasons.update(((index, name), RESTING) for index in indices)
                 if can_pad and plan.num_generating > 1:
-                    self._price(plan, engine, can_pad=can_pad)
-                    self.controller.share(plan)
+                    self._set_shape(plan, engine, can_pad=can_pad)
+                    self.controller.assign_rows(plan)
                 return
-            self._price(plan, engine, can_pad=can_pad)
+            self._set_shape(plan, engine, can_pad=can_pad)
             started = self._clock()
             self._ask_texts(plan, indices)
             asked = self._clock()
             if self._model_names:
                 self._models.ask(plan, indices)
             resumed = self._clock()
-            self.controller.share(plan)
-            for index, length in enumerate(plan.lengths):
+            self.controller.assign_rows(plan)
+            for index, length in enumerate(plan.num_verified):
                 if length < len(plan.survivals[index]):
                     _note_reasons(plan, index, length)
             asking = asked - started + self._clock() - resumed
@@ -156,7 +156,7 @@ class Drafting:
         log.exception("control failed: nothing is drafted from now on")
         self.failure = f"{type(error).__name__}: {error}"
 
-    def _price(self, plan: StepPlan, engine: Engine, *, can_pad: bool) -> None:
+    def _set_shape(self, plan: StepPlan, engine: Engine, *, can_pad: bool) -> None:
         """Describe the step to control's cost model."""
         num = plan.num_generating
         unread = sum([one.num_pending for one in plan.prompts]) if plan.prompts else 0
@@ -164,7 +164,7 @@ class Drafting:
         num_rows = num + min(unread, plan.max_prompt_rows)
         most = engine.max_batch_tokens, engine.max_outputs
         num_reading = len(plan.prompts)
-        plan.price = Step(num, num_rows, context, *most, can_pad, plan.is_even, num_reading)
+        plan.shape = Step(num, num_rows, context, *most, can_pad, plan.is_even, num_reading)
 
     def _ask_texts(self, plan: StepPlan, indices: list[int]) -> None:
         """Ask each text speculator once for all answers; each answer takes the best draft."""
@@ -172,16 +172,16 @@ class Drafting:
         for speculator in self._texts:
             name = speculator.name
             may_draft, asked, requests = askable(plan, indices, speculator, found), [], []
-            is_wanted = self.controller.wanted(name, len(may_draft))
+            may_ask = self.controller.may_ask_now(name, len(may_draft))
             for index in may_draft:
                 sequence = plan.sequences[index]
                 cells, namespace = sequence.cells, sequence.request.namespace
                 assert cells is not None
                 # lengths set by hand are always honoured
-                if is_wanted or sequence.policy.is_fixed:
+                if may_ask or sequence.policy.is_fixed:
                     asked.append(index)
-                    limit, words = plan.limits[index], sequence.text.words
-                    requests.append(DraftRequest(cells.seq_id, words, limit, namespace=namespace))
+                    limit, tokens = plan.limits[index], sequence.text.speculator_tokens
+                    requests.append(DraftRequest(cells.seq_id, tokens, limit, namespace=namespace))
             if not asked:
                 continue
             drafts = speculator.propose(requests)
@@ -213,8 +213,8 @@ class Drafting:
             candidates.append(forced_only)
         best: int | None = 0 if candidates else None
         if len(candidates) > 1 and not sequence.policy.is_fixed:
-            assert plan.price is not None
-            best = control.best([survival for *_, survival in candidates], plan.price)
+            assert plan.shape is not None
+            best = control.best([survival for *_, survival in candidates], plan.shape)
         if best is not None:
             plan.take(index, *candidates[best])
 
@@ -225,7 +225,8 @@ class Drafting:
         for speculator in self.speculators.values():
             is_cached = speculator.is_model  # a draft model's cache is shared like the target's
             namespace = sequence.prompt_namespace if is_cached else request.namespace
-            tokens = sequence.text.tokens if speculator.sees_images else sequence.text.words
+            text = sequence.text
+            tokens = text.tokens if speculator.sees_images else text.speculator_tokens
             speculator.begin(sequence.seq_id, tokens, namespace)
 
     def end(self, sequence: Sequence) -> None:

@@ -30,11 +30,12 @@ class ModelDrafting:
         for model in self._models:
             candidates = askable(plan, may_draft, model, plan.sources)
             if any(plan.sequences[index].policy.is_fixed for index in candidates) or (
-                candidates and self._controller.wants_model(model.name)
+                candidates and self._controller.may_ask_model_now(model.name)
             ):
                 asked.append((model, candidates))
-                plan.wishes[model.name] = [self._slot(plan, index, model) for index in candidates]
-            else:  # decided by `ModelDraftPlanner.sleeps`
+                slots = [self._slot(plan, index, model) for index in candidates]
+                plan.model_slots[model.name] = slots
+            else:  # decided by `ModelDraftPlanner.steps_to_skip`
                 plan.reasons.update(((index, model.name), RESTING) for index in candidates)
         allowances = self._controller.grant(plan) if asked else {}
         for model, indices in asked:
@@ -57,7 +58,8 @@ class ModelDrafting:
     def _slot(self, plan: StepPlan, index: int, model: GuardedSpeculator) -> ModelSlot:
         """An answer as control's planner sees it, for one model."""
         sequence, survival = plan.sequences[index], plan.survivals[index]
-        tokens, is_behind = sequence.text.words, bool(self._continued(plan, index, model))
+        tokens = sequence.text.speculator_tokens
+        is_behind = bool(self._continued(plan, index, model))
         return ModelSlot(
             sequence.number,
             plan.limits[index] - len(survival) if is_behind else plan.limits[index],
@@ -78,16 +80,16 @@ class ModelDrafting:
     ) -> None:
         """Let one model draft as far as control allows."""
         call, num_unread = DraftCall(model.name, [], [], 0.0), 0
-        slots, before = plan.wishes[model.name], list[list[int]]()
+        slots, before = plan.model_slots[model.name], list[list[int]]()
         for index, slot, allowance in zip(indices, slots, allowances, strict=True):
             has_failed = plan.sequences[index].seq_id in model.failed  # in `num_catch_up`
             if has_failed or not allowance.max_tokens:
                 plan.miss(index, model.name, FAILED if has_failed else BELOW_BREAK_EVEN)
                 continue
             if allowance.can_skip:
-                plan.gaps[index] = model.name
+                plan.skipping_models[index] = model.name
             else:
-                plan.gaps.pop(index, None)
+                plan.skipping_models.pop(index, None)
             num_unread += slot.num_recent if allowance.can_skip else slot.catch_up
             call.indices.append(index)
             call.allowances.append(allowance)
@@ -136,7 +138,7 @@ def _num_left(
             num_left -= len(known)
             continue
         sequence = plan.sequences[index]
-        seq_id, tokens = sequence.seq_id, sequence.text.words
+        seq_id, tokens = sequence.seq_id, sequence.text.speculator_tokens
         recent = model.num_recent(seq_id, tokens) if allowance.can_skip else None
         num_left += model.num_catch_up(seq_id, tokens) if recent is None else recent
     return num_left
@@ -157,19 +159,19 @@ def _requests(
         for index, allowance, before in answers:
             sequence = plan.sequences[index]
             text, state = sequence.text, sequence.text.legality
-            words = text.tokens if model.sees_images else text.words
+            tokens = text.tokens if model.sees_images else text.speculator_tokens
             images = [(start, chunk.for_draft) for start, chunk in sequence.media]
             legality = None
             if state is not None and state.is_active and not state.is_over:
                 legality = loans.enter_context(state.lookahead())
                 legality.read_legal(before)
             if before:
-                loans.callback(words.drop, len(words), len(words) + len(before))
-                words.grow(before)
+                loans.callback(tokens.drop, len(tokens), len(tokens) + len(before))
+                tokens.grow(before)
             requests.append(
                 DraftRequest(
                     sequence.seq_id,
-                    words,
+                    tokens,
                     allowance.max_tokens,
                     max(allowance.min_confidence, sequence.policy.p_min),
                     None if sequence.request.sampling.is_greedy else text.sampler.couple,

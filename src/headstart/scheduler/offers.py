@@ -96,7 +96,7 @@ def candidate(
     for part in parts:
         own, name = [1.0 if is_by_hand else reached] * len(part.tokens), part.speculator
         if name != GRAMMAR:
-            if sequence.text.legality is not None or plan.gaps:
+            if sequence.text.legality is not None or plan.skipping_models:
                 name = control_name(plan, index, name)
             line = [previous, *part.tokens]
             if offer is None:
@@ -115,7 +115,7 @@ def candidate(
 
 def control_name(plan: StepPlan, index: int, speculator: str) -> str:
     """The name under which control tracks this speculator for this answer."""
-    if plan.gaps.get(index) == speculator:
+    if plan.skipping_models.get(index) == speculator:
         speculator = with_gap(speculator)
     legality = plan.sequences[index].text.legality
     is_constrained = legality is not None and legality.is_active

@@ -183,7 +183,7 @@ class PromptCache:
         For caches that cannot be rolled back, copies the state before each draft; after a rejection
         the accepted tokens are decoded again, without a draft.
         """
-        for index, length in enumerate(plan.lengths):
+        for index, length in enumerate(plan.num_verified):
             if not length:
                 continue
             started = clock()
@@ -219,7 +219,7 @@ class PromptCache:
         sequence.num_awaited = most
         return best
 
-    def share(self, running: list[Sequence]) -> None:
+    def share_prefixes(self, running: list[Sequence]) -> None:
         """Give waiting requests their leader's cells, once it has decoded the whole common prefix.
 
         If the leader left early, the first of them continues the prefill and leads the others.

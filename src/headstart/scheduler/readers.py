@@ -112,7 +112,7 @@ class Counts:
     ) -> None:
         plan = record.plan
         verified: list[str] = []
-        if length := plan.lengths[index]:
+        if length := plan.num_verified[index]:
             num_accepted, start = record.num_accepted[index], 0
             verified = plan.sources[index][:length]
             parts = [(verified[0], length)]
@@ -166,7 +166,7 @@ class Events:
             if record.emitted[index]:
                 grown.append(_tokens(record, index))
         self._events += grown
-        for end in record.left:
+        for end in record.ended:
             self._events.append(self._end(end))
 
     def _tell_prompt(self, record: StepRecord, index: int, sequence: Sequence) -> None:
@@ -174,7 +174,7 @@ class Events:
         if scores := record.scores.get(index):
             self._events.append(PromptEvent(request.request_id, scores))
         if request.wants_progress and (first is None or first == record.now):
-            num_processed = min(record.lengths[index], sequence.num_prompt)
+            num_processed = min(record.cache_lengths[index], sequence.num_prompt)
             self._events.append(sequence.progress(record.now, num_processed))
 
     def _end(self, end: End) -> Event:
@@ -222,7 +222,7 @@ def _describe(record: StepRecord, index: int, sequence: Sequence) -> VerifiedDra
     """What the step verified, for a request with `wants_provenance`."""
     plan, draft, sources, chances = record.plan, list[int](), list[str](), list[float]()
     if index < plan.num_generating:
-        length = plan.lengths[index]
+        length = plan.num_verified[index]
         draft, sources = plan.drafts[index][:length], plan.sources[index][:length]
         chances = plan.survivals[index][:length]
     is_fixed = sequence.policy.is_fixed  # control is not used with fixed lengths

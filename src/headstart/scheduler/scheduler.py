@@ -16,7 +16,7 @@ import numpy as np
 
 from headstart.config import SchedulerConfig, read_weights
 from headstart.scheduler import admission, batching
-from headstart.scheduler.admission import Tenants, find_largest
+from headstart.scheduler.admission import Tenants, choose_preempted
 from headstart.scheduler.commit import CONTEXT_FULL, RENEWED, Committer, failure
 from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.drafting import Drafting
@@ -101,7 +101,7 @@ class Scheduler:
         self._tenants = Tenants(read_weights(config.tenant_weights))
         self._order = PromptOrder(engine.attention_tile, self._tenants)
         self._batch = Batch(engine.max_batch_tokens)
-        self._left: list[End] = []  # since the last record
+        self._ended: list[End] = []  # since the last record
         self._step_seconds = 0.0  # duration of the last step
         self._numbers = count()
         self._sets_aside = config.cache_idle_slots and engine.attention_tile > 1
@@ -110,7 +110,7 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a step would have anything to do or to report."""
         is_asked = self.compiling.waiting or self.slot_actions.waiting or self.waiting
-        return bool(is_asked or self.running or self._left or self.record)
+        return bool(is_asked or self.running or self._ended or self.record)
 
     def know_widths(self, classes: WidthClasses, *, is_exact: bool = False) -> None:
         """Record which batch widths give equal logits; with `is_exact` only such are used."""
@@ -153,7 +153,7 @@ class Scheduler:
             self.waiting.remove(sequence)
         running = [one for one in self.running if one.request.request_id == request_id]
         for sequence in waiting + self.compiling.remove(request_id) + running:
-            self.leave(sequence, ending)
+            self.detach(sequence, ending)
 
     def _queue(self, sequence: Sequence) -> None:
         """Queue the sequence for a slot; a tenant with two more than its own gives one back."""
@@ -161,7 +161,7 @@ class Scheduler:
         if len(self.running) == len(self.cells):
             last = self._tenants.find_surplus(self.running, sequence.tenant)
             if last is not None:
-                self.leave(last, _YIELDED)
+                self.detach(last, _YIELDED)
 
     def act_on_slot(self, action: SlotAction) -> None:
         """Save, restore or erase an idle slot's prompt; an event reports the result.
@@ -219,7 +219,7 @@ class Scheduler:
     def finish(self) -> None:
         """Pass the last record, and requests that ended after it, to the readers."""
         self.read()
-        if self._left:
+        if self._ended:
             self._batch.clear()
             self.record = self.commit(StepPlan(self._batch, self.clock()), _NO_LOGITS)
             self.read()
@@ -236,7 +236,7 @@ class Scheduler:
         num_running = len(self.running)
         if self.waiting and num_running < len(self.cells):
             self._admit()
-        self.cache.share(self.running)
+        self.cache.share_prefixes(self.running)
         if len(self.running) < len(self.cells):
             is_new = self._sets_aside and len(self.running) > num_running and not self.waiting
             self.cache.offloading.go_on(is_new=is_new)
@@ -259,11 +259,11 @@ class Scheduler:
 
     def make_room(self, plan: StepPlan) -> None:
         """Free cells: drop padding, drafts, idle prefixes, then preempt a request."""
-        if plan.num_padding or any(plan.lengths):
+        if plan.num_padding or any(plan.num_verified):
             plan.shrink("context full")
         elif not self.cache.offloading.evict():
-            largest = find_largest(self.running)
-            self.leave(largest, _PREEMPTED if len(self.running) > 1 else CONTEXT_FULL)
+            preempted = choose_preempted(self.running)
+            self.detach(preempted, _PREEMPTED if len(self.running) > 1 else CONTEXT_FULL)
         batching.build(plan, self.engine, self._order)
 
     def fail(self, plan: StepPlan, error: EngineError) -> None:
@@ -272,11 +272,11 @@ class Scheduler:
         if plan.num_padding:
             batching.unpad(self.engine)
         for _, sequence in plan.decoded:
-            self.leave(sequence, failure(error))
+            self.detach(sequence, failure(error))
         self.num_failed_decodes += plan.batch.media is None  # media fail alone
         if batching.mixes_states(plan.batch, self.engine):
             for sequence in reversed(self.running[:]):
-                self.leave(sequence, _LOST)
+                self.detach(sequence, _LOST)
             for cells in self.cells:
                 self.cache.empty(cells)
         plan.decoded, plan.num_rows, plan.num_padding = [], [0] * len(plan.num_rows), 0
@@ -288,7 +288,7 @@ class Scheduler:
         spans = zip(plan.sequences, plan.starts, plan.num_rows, strict=True)
         for sequence, start, rows in spans:
             record.seq_ids.append(-1 if sequence.cells is None else sequence.cells.seq_id)
-            record.lengths.append(start + rows)
+            record.cache_lengths.append(start + rows)
             attended += rows * (start + rows // 2)
         record.context = attended // max(1, record.num_rows)
         if plan.batch.num_rows:
@@ -298,13 +298,13 @@ class Scheduler:
             if plan.max_prompt_rows or self._tenants.are_several:
                 self._order.count(plan, record.target_ms)
         for sequence, ending in self._committer.commit(plan, logits, record):
-            self.leave(sequence, ending)
-        record.left, self._left = self._left, []
+            self.detach(sequence, ending)
+        record.ended, self._ended = self._ended, []
         record.finished = self.clock()
         self._step_seconds = record.finished - plan.started
         return record
 
-    def leave(self, sequence: Sequence, ending: Ending) -> None:
+    def detach(self, sequence: Sequence, ending: Ending) -> None:
         """Detach a request, wherever it is: permanently, or until there is room."""
         now, name = self.clock(), sequence.request.request_id
         stats = sequence.summarize(now)
@@ -317,16 +317,16 @@ class Scheduler:
         if ending in (_PREEMPTED, _LOST, _YIELDED, RENEWED):
             sequence.leader, sequence.is_resumed = None, True
             (self.compiling.add if ending is RENEWED else self.waiting.appendleft)(sequence)
-            self.cache.share(self.running)  # before it is queued again: avoids a circular wait
+            self.cache.share_prefixes(self.running)  # before queueing it: avoids a circular wait
             self.counters.preemptions += 1
             log.info("request %s is interrupted: %s", name, ending.reason)
             return
         has_begun = hasattr(sequence.text, "sampler") or sequence.lookup or sequence.loading
         if has_begun and sequence.admitted is None:  # a slot was reserved for it
-            self._tenants.serve(sequence.tenant)
+            self._tenants.charge_turn(sequence.tenant)
         rest = b"" if ending.error is not None else sequence.text.stop.flush()
         self._tenants.remove(sequence.tenant)
-        self._left.append(End(sequence, ending, stats, rest))
+        self._ended.append(End(sequence, ending, stats, rest))
 
     def wait_for_threads(self) -> None:
         """Idle: wait briefly for background threads."""
@@ -346,7 +346,7 @@ class Scheduler:
             if error is None:
                 self._queue(sequence)
             else:
-                self.leave(sequence, failure(error))
+                self.detach(sequence, failure(error))
 
     def _admit(self) -> None:
         """Give free cells with the longest known prefix to waiting requests, tenants in turn."""
@@ -368,7 +368,7 @@ class Scheduler:
                 num_loading += 1
                 continue
             self.waiting.remove(sequence)
-            self._tenants.serve(sequence.tenant)
+            self._tenants.charge_turn(sequence.tenant)
             self.cache.place(sequence, placement)
             self._start(sequence)
 

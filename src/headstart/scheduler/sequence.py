@@ -105,12 +105,12 @@ class Text:
     """
 
     tokens: OwnedTokens
-    words: OwnedTokens  # for text speculators: the same list, or with placeholders for images
+    speculator_tokens: OwnedTokens  # the same list, or with placeholders for images
     stop: StopStrings
     indent: Indentation
     sampler: Sampler = field(init=False)  # made at admission
     legality: GrammarState | None = None  # state of its constraint
-    final: frozenset[int] = frozenset()  # tokens that end it
+    end_tokens: frozenset[int] = frozenset()  # tokens that end it
     num_dropped: int = 0  # tokens removed by context shifts
     num_scored: int = 0  # last position of the prompt whose log probability was reported
 
@@ -153,10 +153,10 @@ class Sequence:
         request = self.request
         self.num_prompt, limit = len(request.prompt), request.max_tokens
         self.most_tokens = 2**30 if limit is None else self.num_prompt + limit
-        tokens = words = OwnedTokens(request.prompt)
+        tokens = shown = OwnedTokens(request.prompt)
         if request.media:
-            words = OwnedTokens(readable(tokens))
-        self.text = Text(tokens, words, StopStrings(request.stop), Indentation(request.min_indent))
+            shown = OwnedTokens(readable(tokens))
+        self.text = Text(tokens, shown, StopStrings(request.stop), Indentation(request.min_indent))
 
     def begin(self, engine: Engine, vocab: Vocab) -> Sampler:
         """Create the sampler unless it exists; returns it.
@@ -171,7 +171,7 @@ class Sequence:
             sampler = Sampler(request.sampling, engine, vocab.eog_ids)
             sampler.begin(text.tokens)
             if not request.sampling.ignore_eos:
-                text.final = vocab.eog_ids
+                text.end_tokens = vocab.eog_ids
             if self.compiled is not None:
                 text.legality = sampler.legality = self.compiled.result().begin()
             if request.thoughts is not None:

@@ -47,25 +47,25 @@ class StepPlan:
     is_even: bool = False  # every answer gets as many rows as the longest; see `Step.is_even`
     decoded: list[tuple[int, Sequence]] = field(default_factory=list)  # sequences that have rows
 
-    # by answer: maximum draft tokens; the current draft, of which the first `lengths` tokens are
-    # verified; the speculator of each token, and its probability of survival
+    # by answer: maximum draft tokens; the current draft; the speculator of each of its tokens, and
+    # its probability of survival; how many tokens, from the first, are verified
     limits: list[int] = field(default_factory=list)
     drafts: list[list[int]] = field(default_factory=list)
     sources: list[list[str]] = field(default_factory=list)
     survivals: list[list[float]] = field(default_factory=list)
-    lengths: list[int] = field(default_factory=list)
+    num_verified: list[int] = field(default_factory=list)
     # (answer, speculator) -> why none of its tokens are verified; speculator "": why no draft
     reasons: dict[tuple[int, str], str] = field(default_factory=dict)
-    gaps: dict[int, str] = field(default_factory=dict)  # answer -> model that skips text
+    skipping_models: dict[int, str] = field(default_factory=dict)  # answer -> model that skips text
 
     offers: list[Offer] = field(default_factory=list)
     calls: list[DraftCall] = field(default_factory=list)
     # by draft model, what it could do for each answer it may draft for
-    wishes: dict[str, list[ModelSlot]] = field(default_factory=dict)
-    asking_ms: float = 0.0  # of asking text speculators, of sharing, and of learning
+    model_slots: dict[str, list[ModelSlot]] = field(default_factory=dict)
+    asking_ms: float = 0.0  # of asking text speculators, assigning rows, and learning
     copies_ms: list[float] = field(default_factory=list)  # of saving states before drafts
     saved_ms: list[float] = field(default_factory=list)  # expected savings of each answer's draft
-    price: Step | None = None  # the step as control priced it
+    shape: Step | None = None  # the step as control sees it; None: it is not asked
 
     max_prompt_rows: int = 0
     max_scored: int = 2**30  # prompt rows whose log probabilities are reported
@@ -80,7 +80,7 @@ class StepPlan:
         self.sequences, self.num_generating = answers, num
         # one empty list for all: entries are replaced, never changed
         self.drafts, self.sources, self.survivals = [[]] * num, [[]] * num, [[]] * num
-        self.lengths, self.limits = [0] * num, [0] * num
+        self.num_verified, self.limits = [0] * num, [0] * num
 
     def take(self, index: int, draft: list[int], sources: list[str], survival: list[float]) -> None:
         """Set the draft of an answer, replacing the one before."""
@@ -106,21 +106,21 @@ class StepPlan:
         for name in dict.fromkeys(self.sources[index]):
             self.reasons[index, name] = reason
         self.reasons[index, ""] = reason
-        self.lengths[index] = 0
+        self.num_verified[index] = 0
 
     def drop_all(self, reason: str) -> None:
         """Disable drafts in this step."""
         for index in range(self.num_generating):
             self.drop(index, reason)
             self.limits[index] = 0
-        self.num_padding, self.price = 0, None
+        self.num_padding, self.shape = 0, None
 
     def shrink(self, reason: str) -> None:
         """Save cells: drop the padding first, then all drafts."""
         if self.num_padding:
             self.num_padding = 0
             return
-        for index, length in enumerate(self.lengths):
+        for index, length in enumerate(self.num_verified):
             if length:
                 self.drop(index, reason)
 
@@ -151,9 +151,9 @@ class StepRecord:
     logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
     scores: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)  # by prompt's index
     seq_ids: list[int] = field(default_factory=list)  # of the cells in use
-    lengths: list[int] = field(default_factory=list)  # cached tokens after the decode
+    cache_lengths: list[int] = field(default_factory=list)  # cached tokens after the decode
     context: int = 0  # mean number of tokens that a row attended to
-    left: list[End] = field(default_factory=list)
+    ended: list[End] = field(default_factory=list)
     num_rows: int = field(init=False)  # of the batch, padding included
 
     def __post_init__(self) -> None:
@@ -186,7 +186,7 @@ class StepRecord:
         return 1000.0 * (self.plan.drafted - self.plan.started)
 
     @property
-    def is_exact(self) -> bool:
+    def is_timing_reliable(self) -> bool:
         """Whether `target_ms` is the decode's time: the device did not wait for readers of the last
         record.
         """

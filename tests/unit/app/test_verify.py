@@ -81,10 +81,10 @@ def test_a_draft_token_that_leaks_past_verification_is_found(
         logits: NDArray[np.float32],
         draft: Sequence[int],
         position: int,
-        final: Container[int],
+        end_tokens: Container[int],
         note: Note | None = None,
     ) -> list[int]:
-        emitted = emit(sampler, logits, draft, position, final, note)
+        emitted = emit(sampler, logits, draft, position, end_tokens, note)
         is_rejected = draft and emitted[-1] != draft[min(len(emitted), len(draft)) - 1]
         return (
             [*emitted[:-1], draft[len(emitted) - 1]]
@@ -106,10 +106,10 @@ def test_a_noise_counter_off_by_one_behind_drafts_is_found(
         logits: NDArray[np.float32],
         draft: Sequence[int],
         position: int,
-        final: Container[int],
+        end_tokens: Container[int],
         note: Note | None = None,
     ) -> list[int]:
-        return emit(sampler, logits, draft, position + bool(draft), final, note)
+        return emit(sampler, logits, draft, position + bool(draft), end_tokens, note)
 
     monkeypatch.setattr(commit, "emit", miscount)
     verdict = run()

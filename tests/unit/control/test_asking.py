@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from benchmarks.lib.steps import SlotDraft, decode, grant, make_plan, share
+from benchmarks.lib.steps import SlotDraft, assign_rows, decode, grant, make_plan
 
 from headstart.control import Controller, ModelSlot, Step
 from headstart.control.asking import AskingBudget
@@ -19,7 +19,7 @@ def ask(asking: AskingBudget, step_ms: float, earned: list[float]) -> list[bool]
     """In which of these steps it is asked."""
     asked = []
     for milliseconds in earned:
-        asked.append(asking.wanted(1))
+        asked.append(asking.may_ask_now(1))
         if asked[-1]:
             asking.took(COST)
             asking.earned([milliseconds], step_ms)
@@ -55,7 +55,7 @@ def test_a_new_request_begins_with_what_the_others_earned(saved: float, *, is_as
     asking = AskingBudget()
     ask(asking, FAST, [saved] * 300)
     asking.savings = -COST
-    assert asking.wanted(1) == is_asked
+    assert asking.may_ask_now(1) == is_asked
 
 
 def test_one_slow_call_does_not_silence_a_speculator() -> None:
@@ -70,7 +70,7 @@ def test_who_takes_as_long_as_many_steps_is_not_asked_again_before_so_many() -> 
     asking = AskingBudget()
     asked = 0
     for _ in range(100):
-        if asking.wanted(1):
+        if asking.may_ask_now(1):
             asked += 1
             asking.took(50.0)
             asking.earned([0.0], 1.0)
@@ -86,7 +86,7 @@ def asked_together(
     """A text speculator was asked for these requests; what it drafted saves time."""
     num = len(numbers)
     plan = make_plan(replace(step, num_slots=num), numbers=numbers)
-    plan.lengths, plan.sources, plan.saved_ms = [1] * num, [["text"]] * num, saved_ms
+    plan.num_verified, plan.sources, plan.saved_ms = [1] * num, [["text"]] * num, saved_ms
     plan.calls = [DraftCall("text", list(range(num)), [], cost * num)]
     plan.asking_ms = cost * num + 0.02
     controller.read(StepRecord(plan, 0.0, emitted=[()] * num))
@@ -102,8 +102,8 @@ def learned(plain_ms: float) -> Controller:
 
 def test_the_time_that_a_draft_saves_is_said_with_the_plan() -> None:
     controller = learned(10.0)
-    plan = share(controller, [SlotDraft([0.99, 0.98, 0.97])], STEP)
-    assert plan.lengths == [3]
+    plan = assign_rows(controller, [SlotDraft([0.99, 0.98, 0.97])], STEP)
+    assert plan.num_verified == [3]
     assert plan.saved_ms[0] == pytest.approx(2.94 * 10.0 - 3.0, rel=0.1)
 
 
@@ -113,34 +113,36 @@ def test_a_model_that_does_not_pay_is_planned_for_in_every_fourth_step() -> None
     controller.learn_draft_costs("model", 5.0 * SLOW, SLOW)
     planned = 0
     for _ in range(300):
-        if controller.sleeps(make_plan(STEP), [], ["model"]) or not controller.wants_model("model"):
+        if controller.skips_step(
+            make_plan(STEP), [], ["model"]
+        ) or not controller.may_ask_model_now("model"):
             continue
         planned += 1
         (allowance,) = grant(controller, {"model": [ModelSlot(1, 16, catch_up=500)]}, STEP)["model"]
         assert allowance.max_tokens == 0
     assert planned <= 90
     controller.begin(2, "")
-    assert controller.wants_model("model"), "a new request may be one for which it pays"
+    assert controller.may_ask_model_now("model"), "a new request may be one for which it pays"
 
 
 def test_all_sleep_or_none() -> None:
     """A step in which anybody is asked is planned for everybody."""
     controller = learned(FAST)
     for _ in range(40):
-        if not controller.sleeps(make_plan(TWO, numbers=[1, 2]), ["text"], []):
+        if not controller.skips_step(make_plan(TWO, numbers=[1, 2]), ["text"], []):
             asked_together(controller, [1, 2], [0.0, 5.0], TWO, COST)
-    assert not controller.sleeps(make_plan(TWO, numbers=[1, 2]), ["text"], [])
-    assert controller.wanted("text", 2)
+    assert not controller.skips_step(make_plan(TWO, numbers=[1, 2]), ["text"], [])
+    assert controller.may_ask_now("text", 2)
 
 
 def test_a_sleep_that_a_new_request_ends_saves_for_as_long_as_it_was() -> None:
     controller, plan = learned(FAST), make_plan(STEP, numbers=[1])
-    while not controller.sleeps(plan, ["text"], []):
-        if controller.wanted("text", 1):
+    while not controller.skips_step(plan, ["text"], []):
+        if controller.may_ask_now("text", 1):
             asked_together(controller, [1], [0.0], STEP, 10 * COST)
     savings = controller._asking["text"].savings
-    assert all(controller.sleeps(plan, ["text"], []) for _ in range(5))
-    controller.sleeps(make_plan(TWO, numbers=[1, 2]), ["text"], [])
+    assert all(controller.skips_step(plan, ["text"], []) for _ in range(5))
+    controller.skips_step(make_plan(TWO, numbers=[1, 2]), ["text"], [])
     saved = controller._asking["text"].savings - savings
     assert saved == pytest.approx(6 * TRIAL_SHARE * FAST, rel=0.1)
 
@@ -149,4 +151,4 @@ def test_a_first_draft_that_saves_nothing_does_not_silence_a_speculator() -> Non
     asking = AskingBudget()
     asking.took(COST)
     asking.earned([0.0], FAST)
-    assert asking.wanted(1)
+    assert asking.may_ask_now(1)

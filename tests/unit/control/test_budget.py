@@ -43,13 +43,13 @@ def falling(acceptance: float, length: int = 16) -> list[float]:
 
 def plan(budget: Budget, drafts: Sequence[Sequence[float]], **limits: int) -> list[int]:
     n = len(drafts)
-    return share(budget, [SlotDraft(draft) for draft in drafts], Step(n, n, 100, **limits))
+    return assign_rows(budget, [SlotDraft(draft) for draft in drafts], Step(n, n, 100, **limits))
 
 
-def share(budget: Budget, drafts: Sequence[SlotDraft], step: Step) -> list[int]:
+def assign_rows(budget: Budget, drafts: Sequence[SlotDraft], step: Step) -> list[int]:
     made = make_plan(step, drafts)
-    budget.share(made)
-    return made.lengths
+    budget.assign_rows(made)
+    return made.num_verified
 
 
 @settings(deadline=None)
@@ -93,8 +93,8 @@ def test_row_and_output_limits_hold() -> None:
 def test_a_length_set_by_hand_is_kept_whatever_it_costs() -> None:
     slots = [SlotDraft(falling(0.01, 5), is_fixed=True), SlotDraft(falling(0.01))]
     budget = Budget(measured(CPU))
-    assert share(budget, slots, Step(2, 2, 100)) == [5, 0]
-    assert share(budget, slots, Step(2, 2, 100, max_rows=5)) == [3, 0]
+    assert assign_rows(budget, slots, Step(2, 2, 100)) == [5, 0]
+    assert assign_rows(budget, slots, Step(2, 2, 100, max_rows=5)) == [3, 0]
 
 
 def test_a_draft_shorter_than_the_minimum_is_dropped() -> None:
@@ -102,7 +102,7 @@ def test_a_draft_shorter_than_the_minimum_is_dropped() -> None:
         SlotDraft(falling(0.99, 2), min_tokens=3, is_fixed=True),
         SlotDraft(falling(0.99, 2), min_tokens=3),
     ]
-    assert share(Budget(measured(CPU)), slots, Step(2, 2, 100)) == [0, 0]
+    assert assign_rows(Budget(measured(CPU)), slots, Step(2, 2, 100)) == [0, 0]
 
 
 def test_an_unknown_width_is_tried_and_then_known() -> None:
@@ -124,10 +124,10 @@ def test_what_drafts_reach_is_followed_while_prompts_are_read() -> None:
     """Under load every step has prompt rows: what was reached before must not stay the price."""
     budget = Budget(measured(CPU))
     for _ in range(60):
-        share(budget, [SlotDraft(falling(0.98))], Step(1, 1, 100))
+        assign_rows(budget, [SlotDraft(falling(0.98))], Step(1, 1, 100))
     before = budget.speedup
     for _ in range(200):
-        share(budget, [SlotDraft()], Step(1, 65, 100, num_reading=1))
+        assign_rows(budget, [SlotDraft()], Step(1, 65, 100, num_reading=1))
     assert budget.speedup < 1.01 < before
 
 
@@ -136,7 +136,7 @@ def test_drafts_beside_prompts_also_pay_for_those_who_read() -> None:
     lengths = []
     for num_reading in (0, 1, 3):
         step = Step(1, 16, 100, num_reading=num_reading)
-        lengths += share(Budget(measured(CPU)), [SlotDraft(falling(0.97))], step)
+        lengths += assign_rows(Budget(measured(CPU)), [SlotDraft(falling(0.97))], step)
     assert lengths[0] > lengths[1] > lengths[2] == 0
 
 
@@ -153,7 +153,7 @@ def test_long_doubtful_drafts_are_worth_more_than_short_sure_ones_only_where_row
 
 def plan_evenly(budget: Budget, slots: Sequence[SlotDraft], max_rows: int = 2048) -> list[int]:
     n = len(slots)
-    return share(budget, slots, Step(n, n, 100, max_rows, is_even=True))
+    return assign_rows(budget, slots, Step(n, n, 100, max_rows, is_even=True))
 
 
 @settings(deadline=None)

@@ -174,7 +174,7 @@ def test_reading_that_has_begun_goes_on_and_is_paid_once() -> None:
 def test_reading_begins_when_it_can_be_paid_to_its_end_with_probes_behind_it() -> None:
     probes, num_steps = Probes(savings=10.0), 0
     while choose(probes, [7], [10.0]) is None:
-        probes.save(1)
+        probes.accrue(1)
         num_steps += 1
     assert num_steps == pytest.approx(MOST_TRIALS / TRIAL_SHARE, rel=0.01)
 
@@ -182,7 +182,7 @@ def test_reading_begins_when_it_can_be_paid_to_its_end_with_probes_behind_it() -
 def test_drafts_that_lose_cost_a_small_share_of_the_time_whatever_is_expected_of_them() -> None:
     probes, num_drafts = Probes(), 0
     for _ in range(4000):
-        probes.save(1)
+        probes.accrue(1)
         if not probes.is_closed:
             num_drafts += 1
             probes.settle(-0.5)
@@ -196,7 +196,7 @@ def test_a_model_that_lost_its_credit_and_became_good_drafts_again_in_the_same_r
         call = model_call([Allowance(3, can_skip=can_skip)], [[0.9] * 3], 9.0 * PLAIN_MS)
         ran(controller, call, STEP, 0)
     for step in range(2000):
-        if not controller.wants_model("model"):
+        if not controller.may_ask_model_now("model"):
             continue
         (allowance,) = grant(controller, {"model": [slot]}, STEP)["model"]
         if length := allowance.max_tokens:
@@ -218,7 +218,7 @@ def test_a_model_that_fails_again_and_again_costs_a_small_share_of_the_time(
         slot = ModelSlot(number, 16, 600, recent=200 if can_skip else None)
         for _ in range(100):
             num_steps += 1
-            if not controller.wants_model("model"):
+            if not controller.may_ask_model_now("model"):
                 continue
             (allowance,) = grant(controller, {"model": [slot]}, STEP)["model"]
             if allowance.max_tokens:

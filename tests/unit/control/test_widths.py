@@ -7,7 +7,7 @@ import random
 import pytest
 from benchmarks.lib.simulated_slots import Simulation
 from benchmarks.lib.simulated_texts import TILED_CURVES
-from benchmarks.lib.steps import SlotDraft, decode, share
+from benchmarks.lib.steps import SlotDraft, assign_rows, decode
 
 from headstart.control import Controller, Step
 from headstart.control.cost import EACH, CostTable, Sample
@@ -28,7 +28,9 @@ def warm(curve_name: str = "q4_0", noise: float = 0.0, seed: int = 0) -> Control
 
 def plan(controller: Controller, num_slots: int, *drafts: SlotDraft, **step: int) -> StepPlan:
     slots = [*drafts, *[SlotDraft()] * (num_slots - len(drafts))]
-    return share(controller, slots, Step(num_slots, num_slots, 0, **{"can_pad": True, **step}))
+    return assign_rows(
+        controller, slots, Step(num_slots, num_slots, 0, **{"can_pad": True, **step})
+    )
 
 
 def test_three_users_take_four_rows_where_these_are_faster() -> None:
@@ -47,7 +49,7 @@ def test_nothing_is_added_where_rows_cannot_be_or_do_not_fit() -> None:
 
 
 def rows_of(batch: StepPlan) -> tuple[list[int], int]:
-    return list(batch.lengths), batch.num_padding
+    return list(batch.num_verified), batch.num_padding
 
 
 def test_draft_tokens_that_come_for_nothing_are_taken_before_padding() -> None:

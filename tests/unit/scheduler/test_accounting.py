@@ -129,8 +129,8 @@ class Stingy(Controller):
         super().__init__()
         self._length = length
 
-    def share(self, plan: StepPlan) -> None:
-        plan.lengths = [min(self._length, len(survival)) for survival in plan.survivals]
+    def assign_rows(self, plan: StepPlan) -> None:
+        plan.num_verified = [min(self._length, len(survival)) for survival in plan.survivals]
 
 
 def test_what_is_cut_to_nothing_is_below_break_even_and_so_is_what_was_worth_less() -> None:
@@ -156,7 +156,7 @@ class ModelOracle(Oracle):
 class Resting(Controller):
     def __init__(self) -> None:
         super().__init__()
-        self.wants_model = lambda speculator: False
+        self.may_ask_model_now = lambda speculator: False
 
 
 def test_a_model_that_is_not_asked_has_a_reason_of_its_own() -> None:
@@ -199,7 +199,7 @@ def test_a_request_with_a_fixed_length_silences_no_speculator_for_others() -> No
     scheduler = make_scheduler(engine := Model(), [Oracle(engine, requests)], fixed(4), control)
     scheduler.drafting._clock = Clock()  # asking takes as long as a step
     run(scheduler, requests)
-    assert control.wanted("oracle", 1)
+    assert control.may_ask_now("oracle", 1)
 
 
 def test_positions_are_counted_from_the_first_token_of_the_step() -> None:

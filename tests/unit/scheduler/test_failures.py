@@ -101,7 +101,7 @@ def test_unknown_and_finished_requests_can_be_cancelled() -> None:
 
 ERROR = "ValueError: math domain error"
 METHODS = [
-    *((Controller, name) for name in ("begin", "share", "read", "end")),
+    *((Controller, name) for name in ("begin", "assign_rows", "read", "end")),
     *((Calibration, name) for name in ("survival", "record")),
 ]
 

@@ -156,7 +156,7 @@ def test_a_preempted_request_is_the_first_of_its_tenant() -> None:
     for name in ("a1", "a2", "b1"):
         submit(scheduler, name)
     scheduler.step()
-    scheduler.leave(scheduler.running[0], _PREEMPTED)
+    scheduler.detach(scheduler.running[0], _PREEMPTED)
     assert order_of_admission(scheduler) == ["b1", "a1", "a2"]
 
 

@@ -52,7 +52,7 @@ class TextRecorder:
         for index, sequence in record.plan.decoded:
             if record.emitted[index] and self._may_store(sequence):
                 self._answers.setdefault(sequence.number, []).extend(record.emitted[index])
-        for end in record.left:
+        for end in record.ended:
             answer = self._answers.pop(end.sequence.number, None)
             if answer is not None and _is_whole(end):
                 self._hand_over(end.sequence, answer)

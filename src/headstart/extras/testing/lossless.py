@@ -34,15 +34,15 @@ class RandomController(Controller):
         super().__init__()
         self._random = np.random.default_rng(seed)
 
-    def share(self, plan: StepPlan) -> None:
-        assert plan.price is not None
-        plan.lengths = [int(self._random.integers(0, len(s) + 1)) for s in plan.survivals]
-        plan.num_padding = int(self._random.integers(0, 4)) if plan.price.can_pad else 0
+    def assign_rows(self, plan: StepPlan) -> None:
+        assert plan.shape is not None
+        plan.num_verified = [int(self._random.integers(0, len(s) + 1)) for s in plan.survivals]
+        plan.num_padding = int(self._random.integers(0, 4)) if plan.shape.can_pad else 0
 
     def grant(self, plan: StepPlan) -> dict[str, list[Allowance]]:
         draw, drafted = self._random.integers, set[int]()
-        planned: dict[str, list[Allowance]] = {name: [] for name in plan.wishes}
-        for name, slots in plan.wishes.items():
+        planned: dict[str, list[Allowance]] = {name: [] for name in plan.model_slots}
+        for name, slots in plan.model_slots.items():
             for slot in slots:  # at most one model drafts for each
                 length = 0 if slot.number in drafted else int(draw(0, slot.max_tokens + 1))
                 drafted |= {slot.number} if length else set()
