@@ -66,7 +66,7 @@ ANSWERS = (
         500,
         "server_error",
         "libllama or the server failed, see its log; an image or a sound for a model that reads "
-        "none; a tool for a machine that there is not",
+        "none; a tool for an unknown machine",
     ),
     (501, "not_supported_error", "this server or model cannot do it, such as `/slots` when off"),
     (502, "server_error", "with a router: the model's process ended; try again"),
