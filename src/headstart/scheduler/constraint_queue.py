@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
-from weakref import WeakSet
 
 from headstart.scheduler.sequence import Sequence
 from headstart.types.errors import (
@@ -25,11 +24,13 @@ from headstart.types.errors import (
 if TYPE_CHECKING:
     from headstart.sampling.grammar.compiled import Compiled
     from headstart.sampling.grammar.compiler import GrammarCompiler
-    from headstart.sampling.grammar.state import GrammarState
 
 QUEUE_SECONDS = 30.0  # after which a request is refused if its constraint is still queued
 SHARE_SECONDS = 600.0  # window in which a tenant has its share of compile time
 MAX_RENEWED = 4  # answers with private lexers, each of which may take 100 MB
+# after which an interrupted answer fails: those with private lexers have thousands of tokens, which
+# take minutes, and clients give up after ten
+RENEW_SECONDS = 300.0
 
 
 class ConstraintQueue:
@@ -53,7 +54,7 @@ class ConstraintQueue:
         self._times: deque[tuple[str, float, float]] = deque()
         self.waiting: dict[str, list[Sequence]] = {}  # by tenant; the next one first
         self._compiling: dict[str, Future[Compiled]] = {}  # by tenant
-        self._renewed: WeakSet[GrammarState] = WeakSet()  # with private lexers, or soon
+        self._renewed: set[Sequence] = set()  # answers with private lexers, or soon
 
     def __len__(self) -> int:
         return sum(map(len, self.waiting.values()))
@@ -79,6 +80,7 @@ class ConstraintQueue:
         if (legality := sequence.text.legality) is not None:  # it continues in a private lexer
             sequence.request = replace(sequence.request, constraint=legality.interrupt())
             sequence.compiled = None
+        sequence.constraint_queued = self._clock()
         queue = self.waiting.setdefault(sequence.tenant, [])
         queue.insert(len(queue) if sequence.admitted is None else 0, sequence)
         self._compile_next()
@@ -93,8 +95,12 @@ class ConstraintQueue:
         assert self._compiler is not None
         if self._compiler.cached(constraint) is sequence.compiled:
             self._compiler.forget(constraint)
-        self._renewed.discard(legality)
+        self.release(sequence)
         return legality.can_renew
+
+    def release(self, sequence: Sequence) -> None:
+        """Give the place of its private lexer, if it has one, to another answer."""
+        self._renewed.discard(sequence)
 
     def remove(self, request_id: str) -> list[Sequence]:
         """Remove and return the requests with this id."""
@@ -138,7 +144,7 @@ class ConstraintQueue:
                 assert constraint is not None
                 new.compiled = self._compiling[tenant] = self._compiler.compile(constraint)
                 if legality is not None and constraint.read:
-                    self._renewed.add(legality)
+                    self._renewed.add(new)
                     self._compiler.forget(constraint)  # of use to no other answer
                 self._compiling[tenant].add_done_callback(
                     partial(self._note, tenant, self._clock())
@@ -178,24 +184,33 @@ class ConstraintQueue:
     def _may_begin(self, sequence: Sequence) -> bool:
         """Whether to compile its constraint now; recompilations for single answers are limited."""
         assert sequence.request.constraint is not None
-        if sequence.request.constraint.read and len(self._renewed) >= MAX_RENEWED:
-            return False
+        if sequence.request.constraint.read:
+            held = [one.tenant for one in self._renewed]
+            # the last place is for another tenant, if there may be one
+            if len(held) + bool(sequence.tenant and sequence.tenant in held) >= MAX_RENEWED:
+                return False
         return self._compiled(sequence) is None
 
     def _is_settled(self, sequence: Sequence) -> bool:
         compiling = self._compiled(sequence)
         if compiling is not None:
             return compiling.done()
-        if sequence.admitted is not None:  # already started: never refuse it
-            return False
-        is_late = self._clock() - sequence.submitted > QUEUE_SECONDS
-        return is_late or self._wait(sequence.tenant) > 0.0
+        waited = self._clock() - sequence.constraint_queued
+        if sequence.admitted is not None:  # already started
+            return waited > RENEW_SECONDS
+        return waited > QUEUE_SECONDS or self._wait(sequence.tenant) > 0.0
 
     def _outcome(self, sequence: Sequence) -> HeadstartError | None:
         assert self._compiler is not None
         compiling, constraint = self._compiled(sequence), sequence.request.constraint
         assert constraint is not None
         if compiling is None:
+            if sequence.admitted is not None:
+                return CapacityError(
+                    "the answer cannot continue: its constraint has used up the lexer states, and "
+                    "was not compiled for it alone within "
+                    f"{RENEW_SECONDS:g} s, because other answers have such lexers; try again later"
+                )
             if wait := math.ceil(self._wait(sequence.tenant)):
                 return QuotaError(
                     "constraints",

@@ -95,7 +95,7 @@ class PromptOrder:
             reader = self._readers[own[0].tenant]
             own.sort(key=lengths.__getitem__)
             if reader.is_oldest_first:
-                own.sort(key=lambda one: one is not reader.oldest)
+                own.sort(key=lambda one: one.number != reader.oldest)
             for one in own:
                 # a chunk below a tile would cost as much as a whole one, in this step and the next
                 if one.num_pending > left and left < min(self._tile, num_rows):
@@ -117,7 +117,7 @@ class PromptOrder:
             self._took[tenant] = self._took.get(tenant, 0.0) + took
             if index >= plan.num_generating:
                 reader = readers[tenant] = self._readers[tenant]
-                reader.num_owed += -num_rows if sequence is reader.oldest else num_rows
+                reader.num_owed += -num_rows if sequence.number == reader.oldest else num_rows
         for tenant, reader in self._readers.items():
             reader.waited = 0.0 if tenant in readers else reader.waited + milliseconds
         for reader in readers.values():
@@ -134,7 +134,8 @@ class PromptOrder:
             own[sequence.tenant].append(sequence)
         known = {reader.oldest: reader for reader in self._readers.values()}
         self._readers = {
-            name: known.get(prompts[0]) or _Reader(prompts[0]) for name, prompts in own.items()
+            name: known.get(prompts[0].number) or _Reader(prompts[0].number)
+            for name, prompts in own.items()
         }
         ahead = _ALONE * self._row_ms
         least = max(self._took.values(), default=0.0) - ahead
@@ -154,7 +155,7 @@ class PromptOrder:
 class _Reader:
     """A tenant with prompts in prefill, while one of them is the oldest."""
 
-    oldest: Sequence
+    oldest: int  # its number: held here, it would stay in memory after its end
     waited: float = 0.0  # milliseconds since it had rows
     num_owed: int = 0  # rows read of other prompts, minus those of the oldest
     is_oldest_first: bool = False

@@ -306,8 +306,7 @@ class Scheduler:
 
     def detach(self, sequence: Sequence, ending: Ending) -> None:
         """Detach a request, wherever it is: permanently, or until there is room."""
-        now, name = self.clock(), sequence.request.request_id
-        stats = sequence.summarize(now)
+        stats = sequence.summarize(now := self.clock())
         if sequence.cells is not None:
             self.drafting.end(sequence)
             self.running.remove(sequence)
@@ -319,13 +318,14 @@ class Scheduler:
             (self.compiling.add if ending is RENEWED else self.waiting.appendleft)(sequence)
             self.cache.share_prefixes(self.running)  # before queueing it: avoids a circular wait
             self.counters.preemptions += 1
-            log.info("request %s is interrupted: %s", name, ending.reason)
+            log.info("request %s is interrupted: %s", sequence.request.request_id, ending.reason)
             return
         has_begun = hasattr(sequence.text, "sampler") or sequence.lookup or sequence.loading
         if has_begun and sequence.admitted is None:  # a slot was reserved for it
             self._tenants.charge_turn(sequence.tenant)
         rest = b"" if ending.error is not None else sequence.text.stop.flush()
         self._tenants.remove(sequence.tenant)
+        self.compiling.release(sequence)
         self._ended.append(End(sequence, ending, stats, rest))
 
     def wait_for_threads(self) -> None:

@@ -137,6 +137,7 @@ class Sequence:
     num_prompt: int = field(init=False)
     most_tokens: int = field(init=False)  # of prompt and answer; huge without max_tokens
     cells: Cells | None = None  # None: it is waiting, or has left
+    constraint_queued: float = 0.0  # when it began to wait for its constraint
     compiled: Future[Compiled] | None = None  # the request's constraint, once compiling began
     leader: Sequence | None = None  # prefills the same prefix; this request waits and shares it
     num_awaited: int = 0  # tokens that the leader decodes before they are shared

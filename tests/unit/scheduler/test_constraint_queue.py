@@ -7,6 +7,7 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from tests.harness import (
     Clock,
     sequence_of,
@@ -25,6 +26,7 @@ from headstart.sampling.grammar.compiler import GrammarCompiler
 from headstart.scheduler.constraint_queue import (
     MAX_RENEWED,
     QUEUE_SECONDS,
+    RENEW_SECONDS,
     SHARE_SECONDS,
     ConstraintQueue,
 )
@@ -91,6 +93,16 @@ def active(clock: Clock, tenant: str, text: str, read: bytes = b"") -> Active:
 
 def ready(queue: ConstraintQueue) -> dict[str, object]:
     return {active.request.request_id: error for active, error in queue.take_ready()}
+
+
+def compile_all(queue: ConstraintQueue, compiler: HandCompiler) -> list[str]:
+    """Compile all that may be, also for an answer again; returns for whom."""
+    before = len(compiler.begun)
+    queue.take_ready()
+    while compiler.unfinished:
+        compiler.finish(next(iter(compiler.unfinished)))
+        queue.take_ready()
+    return compiler.begun[before:]
 
 
 def test_constraints_are_compiled_of_two_tenants_at_once_and_of_each_in_turn() -> None:
@@ -206,13 +218,7 @@ def test_few_answers_have_a_lexer_of_their_own_and_others_wait_for_one() -> None
     first, *_ = texts = [*answers]
 
     def go_on() -> list[str]:
-        """Compile all that may be, also for an answer again; returns for whom."""
-        before = len(compiler.begun)
-        queue.take_ready()
-        while compiler.unfinished:
-            compiler.finish(next(iter(compiler.unfinished)))
-            queue.take_ready()
-        return compiler.begun[before:]
+        return compile_all(queue, compiler)
 
     for answer in answers.values():
         assert queue.renew(answer, LexerLimitError("too many states"))
@@ -224,8 +230,38 @@ def test_few_answers_have_a_lexer_of_their_own_and_others_wait_for_one() -> None
     clock.now += 9 * QUEUE_SECONDS
     assert go_on() == []
     assert len(queue) == 9 - MAX_RENEWED
-    del answers[first]
+    queue.release(answers[first])
     assert go_on() == texts[MAX_RENEWED : MAX_RENEWED + 1]
+
+
+@pytest.mark.parametrize(("tenant", "num_places"), [("", MAX_RENEWED), ("a", MAX_RENEWED - 1)])
+def test_a_tenant_with_a_key_leaves_a_lexer_to_others(tenant: str, num_places: int) -> None:
+    clock = Clock()
+    queue, compiler = queued(clock, {})
+    for number in range(9):
+        queue.add(active(clock, tenant, f"{number}x*", str(number).encode()))
+    assert len([*compiler.begun, *compile_all(queue, compiler)]) == num_places
+    queue.add(active(clock, "b", "9x*", b"9"))
+    compile_all(queue, compiler)
+    assert ("9x*" in compiler.begun) == bool(tenant)
+
+
+def test_an_answer_that_waits_long_for_its_lexer_fails_and_says_why() -> None:
+    clock = Clock()
+    queue, compiler = queued(clock, {})
+    clock.now += 2 * RENEW_SECONDS
+    for number in range(MAX_RENEWED + 1):
+        answer = active(clock, "", f"{number}x*", str(number).encode())
+        answer.submitted = 0.0  # it has run since
+        queue.add(answer)
+    compile_all(queue, compiler)
+    clock.now += RENEW_SECONDS - 1.0
+    assert ready(queue) == {}
+    clock.now += 2.0
+    (error,) = ready(queue).values()
+    assert isinstance(error, CapacityError)
+    assert "compiled for it alone within 300 s" in str(error)
+    assert not queue
 
 
 def test_an_answer_that_begins_shares_the_lexer_of_those_that_do() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
+from weakref import ReferenceType, ref
 
 import pytest
 from llguidance import LLParserLimits
@@ -27,8 +29,11 @@ from tests.unit.scheduler.constrained import (
 from headstart.config import SchedulerConfig
 from headstart.control.controller import Controller
 from headstart.sampling.grammar import compiled, state
+from headstart.sampling.grammar.state import GrammarState
+from headstart.scheduler import constraint_queue
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.scheduler import Scheduler
+from headstart.scheduler.step import StepRecord
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.testing import ByteVocab
 from headstart.types import CacheKind
@@ -204,6 +209,31 @@ def test_answers_that_use_up_a_lexer_together_go_on_in_one_of_their_own(
     check(engine, requests, answers)
     check(engine, requests[:1], run(scheduler, requests[:1]))  # in another, which is new
     assert scheduler.counters.preemptions == num_renewed or name
+
+
+def test_an_answer_that_ends_gives_its_lexer_to_one_that_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its place too, whatever still refers to the answer."""
+    limits = LLParserLimits(max_lexer_states=150, verbose_errors=False)
+    monkeypatch.setattr(compiled, "LIMITS", limits)
+    monkeypatch.setattr(state, "MIN_RENEWED", 1)
+    monkeypatch.setattr(constraint_queue, "MAX_RENEWED", 1)
+    engine = bytes_engine()
+    hard = Constraint(kind=ConstraintKind.REGEX, text="[ab]*a[ab]{20}xyz[ab]*a[ab]{20}xyz")
+    requests = make_constrained(4, hard, 0.8, max_tokens=100)
+    scheduler = make_scheduler(engine)
+    found = dict[int, ReferenceType[GrammarState]]()
+
+    def look(record: StepRecord) -> None:
+        states = [sequence.text.legality for sequence in record.plan.sequences]
+        found.update((id(one), ref(one)) for one in states if one is not None)
+
+    scheduler.readers.append(look)
+    check(engine, requests, run(scheduler, requests))
+    assert scheduler.counters.preemptions > 1
+    gc.collect()
+    assert [one() for one in found.values()] == [None] * len(requests)
 
 
 def test_without_a_grammar_engine_a_constraint_is_refused() -> None:

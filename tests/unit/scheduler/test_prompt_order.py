@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from itertools import groupby
+from itertools import count, groupby
 from typing import Any
 
 import numpy as np
@@ -35,11 +35,15 @@ from headstart.structures.tenants import namespace_of_key
 from headstart.types import Batch
 from headstart.types.request import Request
 
+NUMBERS = count()
+
 
 def waiting(*lengths: int, tenant: str = "") -> list[Sequence]:
     return [
         sequence_of(
-            Request(request_id="", prompt=[1] * length, namespace=tenant), cells=Cells(seq_id)
+            Request(request_id="", prompt=[1] * length, namespace=tenant),
+            cells=Cells(seq_id),
+            number=next(NUMBERS),
         )
         for seq_id, length in enumerate(lengths)
     ]
