@@ -94,7 +94,7 @@ def _add_prompts(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
     followers = [sequence for sequence in here if sequence.leader is not None]
     most = engine.max_batch_tokens - batch.num_rows
     num_rows = min(most, prompt_rows(batch.num_rows, plan.max_prompt_rows, tile))
-    shares = order.share(reading, num_rows, followers)
+    shares = order.share(reading, num_rows, followers, plan.max_scored)
     # rows that libllama computes at once by default
     room = min(engine.max_batch_tokens, 512) - batch.num_rows - sum(shares)
     # outputs for scores; each prompt may need that of its last row
@@ -112,7 +112,7 @@ def _add_prompts(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
             rows = min(rows, sequence.pauses[0] - start)
         rows, batch.media = sequence.rows_alike(rows), sequence.pending_media
         num_outputs = 0
-        if sequence.request.wants_prompt_scores:
+        if sequence.is_scored:
             num_outputs = rows = min(rows, 1 + max(0, num_free))
             num_free -= rows - 1
         if rows == num_pending:

@@ -82,8 +82,10 @@ class PromptOrder:
         reading: list[Sequence],
         num_rows: int,
         followers: list[Sequence],
+        max_scored: int = 2**30,
     ) -> list[int]:
         """Rows of each prompt in a step of `num_rows`; `reading` is in the order of admission.
+        Prompts whose tokens are scored have about `max_scored` together.
 
         A prompt with the prefix that a shorter one waits for is ranked like the shorter one.
         """
@@ -101,6 +103,9 @@ class PromptOrder:
                 if one.num_pending > left and left < min(self._tile, num_rows):
                     continue
                 rows[one] = min(left, one.num_pending)
+                if one.is_scored:
+                    rows[one] = min(rows[one], 1 + max_scored)
+                    max_scored -= rows[one] - 1
                 left -= rows[one]
         return [rows.get(one, 0) for one in reading]
 

@@ -245,7 +245,7 @@ class Scheduler:
         if plan.prompts:
             most = self.engine.max_batch_tokens
             plan.max_prompt_rows = self._order.limit(plan.prompts, self.running, self.config, most)
-            if len(self.running) > 1:
+            if not all(sequence.is_scored for sequence in self.running):
                 plan.max_scored = MOST_SCORED // self.engine.vocab_size
         if answers:
             self.drafting.draft(plan, self.engine, len(self.cells))

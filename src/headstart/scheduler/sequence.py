@@ -226,6 +226,11 @@ class Sequence:
         start, chunk = next(one for one in reversed(self.media) if one[0] <= at)
         return chunk, at - start
 
+    @property
+    def is_scored(self) -> bool:
+        """Whether its rows are those of a prompt whose tokens are scored."""
+        return self.request.wants_prompt_scores and not self.is_generating
+
     def rows_alike(self, num_rows: int) -> int:
         """Rows, up to `num_rows`, that can be decoded together: text, or one image's cells."""
         if (pending := self.pending_media) is not None:

@@ -342,6 +342,35 @@ def test_prompts_are_scored_a_few_rows_a_step_while_others_wait(
         assert sum(rows) == 399
 
 
+def test_scores_take_no_rows_from_other_prompts_and_wait_for_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scheduling, "MOST_SCORED", 4 * Model(2).vocab_size)
+    prompt = scored_requests()[1]
+    scored = [
+        replace(prompt, request_id=str(n), prompt=[(n + i) % 30 for i in range(400)], max_tokens=0)
+        for n in range(4)
+    ]
+    answer = endless([1, 2], 100, "answer")
+    other = Request(request_id="other", prompt=[i % 29 for i in range(600)], max_tokens=1)
+    for requests, most in ((scored, 1600 // 100), ([answer, scored[0], other], 600 // 50)):
+        scheduler = make_scheduler(Model(2, context_size=1024), prefill_chunk=64)
+        steps = list[Counter[str]]()  # rows of each request
+        scheduler.readers.append(
+            lambda record, steps=steps: steps.append(
+                Counter(
+                    {
+                        one.request.request_id: record.plan.num_rows[index]
+                        for index, one in record.plan.decoded
+                    }
+                )
+            )
+        )
+        run(scheduler, requests)
+        last = requests[-1].request_id
+        assert max(number for number, rows in enumerate(steps) if rows[last]) <= most
+
+
 def test_a_prompt_can_be_scored_without_an_answer() -> None:
     engine = Model(2)
     (request,) = (one for one in scored_requests()[1:2])
