@@ -189,7 +189,7 @@ def share(folder: Path, model: Path, count: int = 100, length: int = 8000) -> No
     one = sum(len(block.data) for block in next(iter(offloading.store)).blocks) / length
     needed = one * (common + len(offloading.store) * (length - common))
     while any(map(disk.put, offloading.store)):
-        while disk._waiting:
+        while disk.waiting:
             time.sleep(0.01)
     on_disk = sum(file.stat().st_size for file in folder.glob("*/*"))
     print(
@@ -252,14 +252,14 @@ def write(folder: Path, model: Path, rounds: int) -> None:
         name = ("no file", "writing")[turn % 2]
         scheduler.submit(Request(request_id=str(turn), prompt=[5 + turn] * 32, max_tokens=200))
         while scheduler.has_work:
-            if name == "writing" and not disk._waiting:
+            if name == "writing" and not disk.waiting:
                 tokens = array("i", [num_files, *range(NUM_TOKENS - 1)])
                 disk.put(in_blocks(tokens, state))
                 num_files += 1
             began = time.perf_counter()
             scheduler.step()
             steps[name].append(time.perf_counter() - began)
-        while disk._waiting:
+        while disk.waiting:
             time.sleep(0.01)
     plain, writing = (statistics.fmean(steps[name]) for name in ("no file", "writing"))
     print(

@@ -81,10 +81,10 @@ class DiskCache:
         self._own = place.folder / f"{place.name}-{digest}"
         self.index = PromptIndex()
         self._lock = threading.Lock()  # guards the fields below
-        self._waiting: dict[str, int] = {}  # bytes of prompts to be written, by key
+        self.waiting: dict[str, int] = {}  # bytes of prompts to be written, by key
         self._counts = DiskReport(folder=str(place.folder), max_bytes=place.max_bytes)
         self._loading: dict[str, Future[StoredPrompt | None]] = {}
-        self._is_over = threading.Event()  # the engine has stopped decoding
+        self.is_over = threading.Event()  # no decodes to pause for
         self._too_old = 0.0  # prompts last used before this find no room
         self._failure = ""  # why nothing can be written; logged once
         self._retry_at = 0.0
@@ -123,7 +123,7 @@ class DiskCache:
     def knows(self, namespace: str, tokens: array[int]) -> bool:
         """Whether all of these tokens are stored, or queued to be written."""
         is_there = self.index.find(namespace, tokens)[1] == len(tokens)
-        return is_there or key_of(root_of(namespace), tokens) in self._waiting
+        return is_there or key_of(root_of(namespace), tokens) in self.waiting
 
     def reading_seconds(self, files: Sequence[StoredFile]) -> float:
         """Estimated seconds to read files into main memory, from measured reads."""
@@ -140,10 +140,10 @@ class DiskCache:
             return False
         key = key_of(root_of(prompt.namespace), prompt.tokens)
         with self._lock:
-            is_full = sum(self._waiting.values()) + num_bytes > MAX_WAITING_BYTES
+            is_full = sum(self.waiting.values()) + num_bytes > MAX_WAITING_BYTES
             if is_full or time.monotonic() < self._retry_at:
                 return False
-            self._waiting[key] = num_bytes
+            self.waiting[key] = num_bytes
         self._writer.submit(self._write, key, prompt)
         return True
 
@@ -183,11 +183,11 @@ class DiskCache:
                 self._counts, num_prompts=self.index.num_texts, num_bytes=self.index.num_bytes
             )
 
-    def finish(self, seconds: float) -> None:
-        """Write what is queued, for at most `seconds`."""
-        self._is_over.set()
-        if wait([self._writer.submit(bool)], seconds).not_done:
-            log.warning("%d prompts are lost: %s takes too long", len(self._waiting), self._own)
+    def finish(self, seconds: float, num_unqueued: int = 0) -> None:
+        """Write what is queued, for at most `seconds`; others, not queued, are lost."""
+        wait([self._writer.submit(bool)], seconds)
+        if num_lost := len(self.waiting) + num_unqueued:
+            log.warning("%d prompts are lost: %s takes too long", num_lost, self._own)
         for threads in (self._reader, self._writer):
             threads.shutdown(wait=False, cancel_futures=True)
 
@@ -220,11 +220,11 @@ class DiskCache:
             self._fail(f"{self._own}: {error}")
         finally:
             with self._lock:
-                del self._waiting[key]
+                del self.waiting[key]
 
     def _rest(self) -> None:
         """Pause for 40 times as long as it worked, which leaves the processor to decodes."""
-        self._is_over.wait(40.0 * (time.thread_time() - self._worked))
+        self.is_over.wait(40.0 * (time.thread_time() - self._worked))
         self._worked = time.thread_time()
 
     def _files_of(self, prompt: StoredPrompt) -> list[tuple[StoredFile, PromptHead, list[Data]]]:

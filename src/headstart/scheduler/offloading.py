@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from math import inf
 
@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 BLOCK = 64  # tokens: 1 MiB of a small model, 8 of one with 8 B
 # time for copies in a step, or this share of the last step; a block once started is finished
 STEP_SECONDS, STEP_SHARE = 0.003, 0.04
+STOP_SECONDS = 5.0  # for writing when the server stops: the user is waiting
 LEAST_TOKENS = 32  # minimum for a prompt to be kept, to be restored, or to be waited for
 # unshared cells of idle prompts from which on they are moved to main memory: 2,000 made decodes 1.3
 # to 1.5 times as slow; a few are not worth two copies
@@ -163,23 +164,37 @@ class Offloading:
         if self.disk is None:
             return False
         self.begin_step(0.0)
+        for cells in self._unwritten(self.disk):
+            if copy := self._copy(cells):
+                is_whole = len(copy.tokens) == cells.length
+                if self.disk.put(copy) if is_whole else self.store.put(copy):
+                    return True
+        return any(map(self.disk.put, self.store))
+
+    def _unwritten(self, disk: DiskCache) -> Iterator[Cells]:
+        """Idle slots to be written, most recently used first."""
         for cells in sorted(self._cells, key=lambda one: -one.last_used):
             is_free = cells.user is None and not cells.is_private
-            if is_free and self._is_worth_it(cells) and min(cells.tokens) >= 0:
-                is_known = self.disk.knows(cells.namespace, packed(cells.tokens))
-                if not is_known and (copy := self._copy(cells)):
-                    is_whole = len(copy.tokens) == cells.length
-                    if self.disk.put(copy) if is_whole else self.store.put(copy):
-                        return True
-        return any(map(self.disk.put, self.store))
+            is_writable = is_free and self._is_worth_it(cells) and min(cells.tokens) >= 0
+            if is_writable and not disk.knows(cells.namespace, packed(cells.tokens)):
+                yield cells
 
     def finish(self) -> None:
         """Write unsaved prompts to the disk, for a few seconds at most."""
-        if self.disk is not None:
-            until = self._clock() + 5.0  # the user is waiting for the server to stop
-            while self._clock() < until and self.write_next():
-                pass
-            self.disk.finish(max(0.0, until - self._clock()))
+        if (disk := self.disk) is None:
+            return
+        until, unqueued = self._clock() + STOP_SECONDS, set[tuple[str, bytes]]()
+        disk.is_over.set()
+        while (left := until - self._clock()) > 0.0:
+            if not self.write_next():
+                if not disk.waiting:
+                    break
+                time.sleep(0.05)  # its queue may be full
+        if left <= 0.0:
+            held = [(one.namespace, packed(one.tokens)) for one in self._unwritten(disk)]
+            held += [(one.namespace, one.tokens) for one in self.store if not one.is_private]
+            unqueued = {(name, text.tobytes()) for name, text in held if not disk.knows(name, text)}
+        disk.finish(max(0.0, left), len(unqueued))
 
     def load(self, sequence: Sequence) -> bool:
         """Load a request's prompt from the disk, looked up once; returns False if it needs another

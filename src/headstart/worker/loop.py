@@ -91,7 +91,10 @@ class _PromptWriter:
     def go_on(self, now: float) -> None:
         """Write a prompt if the engine was idle long enough."""
         if self.due is not None and now >= self.due:
+            disk = self._offloading.disk
             self.due = now + PAUSE_SECONDS if self._offloading.write_next() else None
+            if self.due is None and disk is not None and disk.waiting:  # its queue may be full
+                self.note(now)
 
 
 class _EventSender:

@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,19 @@ import pytest
 from tests.harness import Model, make_scheduler, run, submit_all
 from tests.planted import noted
 from tests.unit.scheduler.conversations import ask, conversation
-from tests.unit.scheduler.test_disk_cache import cache, files, place, served, settled, stored
+from tests.unit.scheduler.test_disk_cache import (
+    cache,
+    files,
+    place,
+    served,
+    settled,
+    started,
+    stop,
+    stored,
+    texts,
+)
 
-from headstart.scheduler import disk_cache
+from headstart.scheduler import disk_cache, offloading
 from headstart.scheduler.disk_cache import DiskCache
 from headstart.scheduler.prompt_store import StoredPrompt
 from headstart.scheduler.scheduler import Scheduler
@@ -34,7 +45,7 @@ from headstart.structures.prompt_files import (
     root_of,
     write_prompt,
 )
-from headstart.worker.loop import run_loop
+from headstart.worker.loop import _PromptWriter, run_loop
 from headstart.worker.pipes import Stop
 
 
@@ -205,7 +216,7 @@ def test_nobody_waits_long_for_the_list_and_what_it_has_is_found_later(
     with caplog.at_level(logging.WARNING):
         submit_all(listing, [conversation(5), conversation(6)], 1)
     assert len(listing.running) == 2
-    assert ["is listed" in one.message for one in caplog.records] == [True]
+    assert ["takes long" in one.message for one in caplog.records] == [True]
     answers.set()
     run(listing)
     settled(listing.cache.offloading.disk)
@@ -228,6 +239,64 @@ def test_a_stop_waits_so_long_for_a_disk_and_says_what_is_lost(
     ending.join()
     assert is_over
     assert "2 prompts are lost" in caplog.text
+
+
+def held(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Scheduler:
+    """Has three prompts to write, two of them in main memory; one is queued at a time."""
+    monkeypatch.setattr(disk_cache, "MAX_WAITING_BYTES", 1000)
+    scheduler = started(folder)
+    ask(scheduler, *(conversation(number) for number in range(3)))
+    assert not files(folder)
+    return scheduler
+
+
+def test_all_that_is_held_is_written_though_the_queue_is_full_at_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = Event()
+
+    def write_later(*given: Any) -> None:
+        goes_on.wait(60)
+        write_prompt(*given)
+
+    monkeypatch.setattr(disk_cache, "write_prompt", write_later)
+    scheduler = held(tmp_path, monkeypatch)
+    writer = _PromptWriter(scheduler.cache.offloading)
+    writer.note(0.0)
+    assert writer.due is not None
+    for _ in range(5):
+        writer.go_on(writer.due)
+        assert writer.due is not None
+    goes_on.set()
+    while writer.due is not None:
+        settled(scheduler.cache.offloading.disk)
+        writer.go_on(writer.due)
+    assert texts(tmp_path) == 3
+
+
+def test_a_stop_writes_more_than_the_queue_takes_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_slowly(*given: Any) -> None:
+        time.sleep(0.05)
+        write_prompt(*given)
+
+    monkeypatch.setattr(disk_cache, "write_prompt", write_slowly)
+    stop(held(tmp_path, monkeypatch))
+    assert texts(tmp_path) == 3
+
+
+def test_a_stop_says_what_is_lost_of_what_was_not_queued_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = Event()
+    monkeypatch.setattr(disk_cache, "write_prompt", lambda *_: answers.wait(60))
+    monkeypatch.setattr(offloading, "STOP_SECONDS", 0.1)
+    scheduler = held(tmp_path, monkeypatch)
+    with caplog.at_level(logging.WARNING):
+        scheduler.cache.offloading.finish()
+    answers.set()
+    assert "3 prompts are lost" in caplog.text
 
 
 def test_what_is_erased_while_the_folder_is_listed_is_not_found_later(
