@@ -30,7 +30,8 @@ from headstart.types.report import Counters
 log = logging.getLogger(__name__)
 
 BLOCK = 64  # tokens: 1 MiB of a small model, 8 of one with 8 B
-# time for copies in a step, or this share of the last step; a block once started is finished
+# time for copies in a step, or this share of the last step; a block once started is finished. It
+# counts from the first copy: finding what to copy is O(context), and may take all of it
 STEP_SECONDS, STEP_SHARE = 0.003, 0.04
 STOP_SECONDS = 5.0  # for writing when the server stops: the user is waiting
 LEAST_TOKENS = 32  # minimum for a prompt to be kept, to be restored, or to be waited for
@@ -63,7 +64,8 @@ class Offloading:
         self._clock = clock
         self._seconds_per_byte = _SECONDS_PER_BYTE
         self._bytes_per_token = 0.0  # of the last prompt saved
-        self._until = inf  # when the copies of this step end
+        self._seconds = inf  # for the copies of this step
+        self._until: float | None = None  # when they end, once they began
         self._is_behind = False  # `set_aside` was cut short
         self._kept_ahead = -1.0  # `last_used` of the slot that was pre-copied last
         self.disk: DiskCache | None = None
@@ -75,12 +77,14 @@ class Offloading:
 
     def begin_step(self, last_seconds: float) -> None:
         """Reset the time limit of copies, given how long the last step took; inf: no limit."""
-        self._until = self._clock() + max(STEP_SECONDS, STEP_SHARE * last_seconds)
+        self._seconds, self._until = max(STEP_SECONDS, STEP_SHARE * last_seconds), None
 
-    @property
-    def has_time(self) -> bool:
-        """Whether this step has time for more copies."""
-        return self._until == inf or self._clock() < self._until
+    def take_time(self) -> bool:
+        """Begin the time for copies of this step, or return whether some of it is left."""
+        if self._until is None:
+            self._until = self._clock() + self._seconds
+            return True
+        return self._clock() < self._until
 
     def evict(self) -> bool:
         """Empty the least recently used idle slot; its prompt goes to main memory. Returns False if
@@ -117,7 +121,7 @@ class Offloading:
             if self._has_room(cells) and self.keep(cells):
                 self._engine.clear(cells.seq_id)
                 cells.length = cells.num_prompt = 0  # `tokens` records what was moved out
-            elif not self.has_time:
+            elif not self.take_time():
                 self._is_behind = True
                 break
 
@@ -287,7 +291,7 @@ class Offloading:
         alike, num_common = self.store.find(cells.namespace, packed(cells.tokens))
         whole = num_common - num_common % BLOCK
         blocks = list(alike.known(whole)) if alike is not None and not alike.is_whole else []
-        while (start := blocks[-1].end if blocks else 0) < length and self.has_time:
+        while (start := blocks[-1].end if blocks else 0) < length and self.take_time():
             end = min(length, start + BLOCK - start % BLOCK)
             blocks.append(StoredBlock(start, end, self._engine.save_block(seq_id, start, end)))
         return blocks
@@ -348,7 +352,7 @@ class Offloading:
             before, length = self._share(stored, cells, wanted)
             for block in stored.blocks:
                 if length <= block.start < wanted and is_there:
-                    if num_tokens is not None and not self.has_time:
+                    if num_tokens is not None and not self.take_time():
                         break
                     is_there = self._engine.restore_block(cells.seq_id, block.data)
                     length = block.end

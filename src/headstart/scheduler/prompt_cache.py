@@ -150,7 +150,7 @@ class PromptCache:
     def _keep(self, cells: Cells) -> bool:
         """Copy the slot's contents to RAM. Returns False if copying is unfinished."""
         offloading = self.offloading
-        return offloading.keep(cells) or offloading.has_time or offloading.is_too_long(cells)
+        return offloading.keep(cells) or offloading.take_time() or offloading.is_too_long(cells)
 
     def release(self, sequence: Sequence, now: float) -> Cells:
         """Detach the request from its slot; the slot keeps the tokens for reuse."""

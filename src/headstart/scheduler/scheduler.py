@@ -385,7 +385,7 @@ class Scheduler:
             self.cancel(sequence.request.request_id, failure(error))
             return False
         sampler.tie_margin = self.near_tie
-        while not (is_done := sampler.read_on()) and self.cache.offloading.has_time:
+        while not (is_done := sampler.read_on()) and self.cache.offloading.take_time():
             pass
         return is_done
 

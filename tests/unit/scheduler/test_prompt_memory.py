@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from tests.harness import (
     AUTO,
     Answer,
+    Clock,
     Model,
     check,
+    endless,
     make_scheduler,
     make_speculators,
     play,
@@ -46,6 +49,28 @@ def test_a_conversation_that_lost_its_slot_is_not_read_again(cache_kind: CacheKi
     if cache_kind is CacheKind.CUT:
         assert scheduler.counters.prompts_restored >= 4
         assert scheduler.counters.prompt_tokens_restored >= 400
+
+
+def test_a_prompt_that_takes_long_to_look_up_is_copied_and_restored_beside_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A long one: each step looks it up again, which alone takes longer than its copies may."""
+    clock, find = Clock(), PromptStore.find
+    scheduler = make_scheduler(Model(context_size=1024), parallel=2, clock=clock)
+
+    def find_slowly(*given: Any) -> tuple[StoredPrompt | None, int]:
+        clock.now += 1.0
+        return find(*given)
+
+    monkeypatch.setattr(PromptStore, "find", find_slowly)
+    first, *others = (long(i) for i in (1, 2, 3))
+    ask(scheduler, first)
+    submit_all(scheduler, [endless([1, 2], 900, "answer")], 5)
+    for request in (*others, long(1, 1)):
+        scheduler.submit(request)
+        answers = step_until(scheduler, has_ended(request))
+        assert len(scheduler.running) == 1  # the answer still runs
+    assert answers[request.request_id].stats.num_cached >= 300
 
 
 def test_with_no_memory_it_is_read_again() -> None:
