@@ -89,8 +89,8 @@ def written() -> str:
     lines = [
         '"""What the engine uses of llama.h and mtmd.h. Written by scripts/make_binding.py."""',
         "",
-        f'VERSION = "{theirs.llama_version().decode()}"  # what llama_version() must say',
-        f'RELEASE = "{version("llama-cpp-python")}"  # the release that brings it',
+        f'VERSION = "{theirs.llama_version().decode()}"  # expected result of llama_version()',
+        f'RELEASE = "{version("llama-cpp-python")}"  # the release that contains it',
         *writer.constants,
         "",
         f"STRUCTURES = {{\n{chr(10).join(structures)}\n}}",

@@ -179,14 +179,14 @@ async def test_too_many_jobs_are_refused_and_abandoned_ones_not_begun():
 @pytest.mark.parametrize("source", [ENDLESS, CALLS_ITSELF])
 def test_a_template_that_does_not_end_stops_the_start_with_a_message(monkeypatch, source):
     monkeypatch.setattr("headstart.text.chat_template.PROBE_SECONDS", 0.5)
-    with pytest.raises(ModelError, match=r"does not come to an end.*--chat-template-file"):
+    with pytest.raises(ModelError, match=r"does not finish within.*--chat-template-file"):
         ChatTemplate(source)
 
 
 def test_a_template_that_loops_only_for_tools_and_calls_stops_the_start_with_a_message(monkeypatch):
     monkeypatch.setattr("headstart.text.chat_template.PROBE_SECONDS", 0.5)
     template = ChatTemplate(FOR_TOOLS_AND_CALLS)
-    with pytest.raises(ModelError, match=r"does not come to an end.*--chat-template-file"):
+    with pytest.raises(ModelError, match=r"does not finish within.*--chat-template-file"):
         find_format(template)
 
 
