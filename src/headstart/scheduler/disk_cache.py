@@ -52,7 +52,7 @@ from headstart.types.report import DiskReport
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING_BYTES = 1 << 30  # of prompts waiting to be written; further ones are dropped
+MAX_WAITING_BYTES = 1 << 30  # of prompts waiting to be written, if several; others are refused
 LEAST_FREE = 1 << 30  # bytes of disk space that are left free
 LOOK_SECONDS = 10.0  # between listings of the folder while there is room: others may use it
 LATE_SECONDS = 5.0  # for the first listing; requests then proceed without it
@@ -86,7 +86,7 @@ class DiskCache:
         self._loading: dict[str, Future[StoredPrompt | None]] = {}
         self.is_over = threading.Event()  # no decodes to pause for
         self._too_old = 0.0  # prompts last used before this find no room
-        self._failure = ""  # why nothing can be written; logged once
+        self.failure = ""  # why nothing can be written; logged once
         self._retry_at = 0.0
         # of the whole folder, as the writer last saw it, by owner: bytes, and evictable files, the
         # least recently used last
@@ -140,7 +140,8 @@ class DiskCache:
             return False
         key = key_of(root_of(prompt.namespace), prompt.tokens)
         with self._lock:
-            is_full = sum(self.waiting.values()) + num_bytes > MAX_WAITING_BYTES
+            num_waiting = sum(self.waiting.values())
+            is_full = num_waiting > 0 and num_waiting + num_bytes > MAX_WAITING_BYTES
             if is_full or time.monotonic() < self._retry_at:
                 return False
             self.waiting[key] = num_bytes
@@ -187,7 +188,7 @@ class DiskCache:
         """Write what is queued, for at most `seconds`; others, not queued, are lost."""
         wait([self._writer.submit(bool)], seconds)
         if num_lost := len(self.waiting) + num_unqueued:
-            log.warning("%d prompts are lost: %s takes too long", num_lost, self._own)
+            log.warning("%d prompts are lost: %s", num_lost, self.failure or "the disk is slow")
         for threads in (self._reader, self._writer):
             threads.shutdown(wait=False, cancel_futures=True)
 
@@ -215,7 +216,7 @@ class DiskCache:
             self._drop_shorter(prompt)
             with self._lock:
                 self._counts = replace(self._counts, num_written=self._counts.num_written + 1)
-            self._failure = ""
+            self.failure = ""
         except (OSError, MemoryError) as error:
             self._fail(f"{self._own}: {error}")
         finally:
@@ -385,9 +386,9 @@ class DiskCache:
             file.path.unlink(missing_ok=True)
 
     def _fail(self, reason: str) -> None:
-        if not self._failure:
+        if not self.failure:
             log.warning("prompts are not kept on the disk: %s", reason)
-        self._failure, self._retry_at = reason, time.monotonic() + RETRY_SECONDS
+        self.failure, self._retry_at = reason, time.monotonic() + RETRY_SECONDS
 
 
 def _lengths(prompt: StoredPrompt, block: StoredBlock) -> list[int]:

@@ -194,7 +194,7 @@ class Offloading:
                 if not disk.waiting:
                     break
                 time.sleep(0.05)  # its queue may be full
-        if left <= 0.0:
+        if left <= 0.0 or disk.failure:
             held = [(one.namespace, packed(one.tokens)) for one in self._unwritten(disk)]
             held += [(one.namespace, one.tokens) for one in self.store if not one.is_private]
             unqueued = {(name, text.tobytes()) for name, text in held if not disk.knows(name, text)}

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import random
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -274,15 +275,18 @@ def test_all_that_is_held_is_written_though_the_queue_is_full_at_times(
     assert texts(tmp_path) == 3
 
 
+@pytest.mark.parametrize("limit", [1000, 1])  # one prompt, or less
 def test_a_stop_writes_more_than_the_queue_takes_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write_slowly(*given: Any) -> None:
         time.sleep(0.05)
         write_prompt(*given)
 
     monkeypatch.setattr(disk_cache, "write_prompt", write_slowly)
-    stop(held(tmp_path, monkeypatch))
+    scheduler = held(tmp_path, monkeypatch)
+    monkeypatch.setattr(disk_cache, "MAX_WAITING_BYTES", limit)
+    stop(scheduler)
     assert texts(tmp_path) == 3
 
 
@@ -297,6 +301,18 @@ def test_a_stop_says_what_is_lost_of_what_was_not_queued_either(
         scheduler.cache.offloading.finish()
     answers.set()
     assert "3 prompts are lost" in caplog.text
+
+
+def test_a_stop_says_what_is_lost_because_the_disk_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("broken")
+
+    monkeypatch.setattr(disk_cache, "write_prompt", fail)
+    with caplog.at_level(logging.WARNING):
+        stop(held(tmp_path, monkeypatch))
+    assert re.search("prompts are lost: .*: broken", caplog.text)
 
 
 def test_what_is_erased_while_the_folder_is_listed_is_not_found_later(
