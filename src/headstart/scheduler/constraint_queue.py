@@ -206,10 +206,12 @@ class ConstraintQueue:
         assert constraint is not None
         if compiling is None:
             if sequence.admitted is not None:
+                is_next = self._may_begin(sequence)
+                cause = "others are compiled before it" if is_next else "others have such lexers"
                 return CapacityError(
                     "the answer cannot continue: its constraint has used up the lexer states, and "
-                    "was not compiled for it alone within "
-                    f"{RENEW_SECONDS:g} s, because other answers have such lexers; try again later"
+                    f"was not compiled for it alone within {RENEW_SECONDS:g} s, because {cause}; "
+                    "try again later"
                 )
             if wait := math.ceil(self._wait(sequence.tenant)):
                 return QuotaError(

@@ -260,8 +260,16 @@ def test_an_answer_that_waits_long_for_its_lexer_fails_and_says_why() -> None:
     clock.now += 2.0
     (error,) = ready(queue).values()
     assert isinstance(error, CapacityError)
-    assert "compiled for it alone within 300 s" in str(error)
+    assert "compiled for it alone within 300 s, because others have such lexers" in str(error)
     assert not queue
+
+
+def test_an_answer_that_waited_for_other_constraints_blames_no_lexer() -> None:
+    queue, _ = queued(clock := Clock(), {"a": ["a1"], "b": ["b1"]})
+    queue.add(active(clock, "", "x*", b"x"))
+    clock.now += RENEW_SECONDS + 1.0
+    (error,) = ready(queue).values()
+    assert "because others are compiled before it" in str(error)
 
 
 def test_an_answer_that_begins_shares_the_lexer_of_those_that_do() -> None:
