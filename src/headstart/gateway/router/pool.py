@@ -284,7 +284,7 @@ class Pool:
                 assert model.child is not None
                 headers = {"authorization": f"Bearer {model.child.key}", TENANT_HEADER.lower(): ""}
                 model.backend = Backend(name=model.name, url=state["url"], headers=headers)
-                model.info = state.get("model", {})
+                model.info, model.costly_failure = state.get("model", {}), ""
                 self._set(model, LOADED)
                 self._expire_later(model)
             case "loading":
@@ -316,8 +316,10 @@ class Pool:
         if was_loading:
             reason = model.failure or "it was unloaded"
             idle = [one for one in self.models.values() if self._is_idle(one)]
+            is_new = model.failure != model.costly_failure
             # file and settings were right for an estimate: it may have lacked memory
-            if idle and model.has_failed and model.estimate is not None:
+            if idle and is_new and model.has_failed and model.estimate is not None:
+                model.costly_failure = model.failure
                 victim = min(idle, key=lambda one: (one.status == SLEEPING, one.last_used))
                 self.unload(victim)
                 reason += f"; {victim.name} is unloaded in case memory was short, try again"

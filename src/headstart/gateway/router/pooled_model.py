@@ -26,6 +26,7 @@ class PooledModel:
     is_draining: bool = False  # takes no new requests
     exit_code: int = 0
     failure: str = ""  # why it could not be loaded, or ended
+    costly_failure: str = ""  # the last for which another was unloaded, until it is loaded
     num_requests: int = 0
     last_used: float = 0.0
     info: Mapping[str, Any] = field(default_factory=dict)  # by its server, as /v1/models lists it

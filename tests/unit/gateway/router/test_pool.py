@@ -194,6 +194,27 @@ async def test_a_model_without_memory_is_loaded_at_the_next_request_with_less_be
     assert children.log[3:] == ["c ended", "a ended", "c started"], "not beside what still ends"
 
 
+async def test_a_model_that_fails_for_the_same_reason_costs_one_other_until_it_was_loaded(
+    children,
+) -> None:
+    async def measure(preset):
+        return Estimate({})
+
+    pool = pool_of(children, *"abcd", measure=measure)
+    await use(pool, *"abc")
+    bad = {"message": "bad template"}
+    children.failures["d"] = [bad, bad, bad, {"message": "no memory"}, None, bad]
+    for staying in ("bc", "bc", "bc", "c"):
+        with pytest.raises(BackendError, match="could not be loaded"):
+            await use(pool, "d")
+        await asyncio.sleep(0)  # what is unloaded ends
+        assert loaded(pool) == {*staying}
+    await use(pool, "d")
+    await pool.unloaded(pool.models["d"])
+    with pytest.raises(BackendError, match="bad template; c is unloaded"):
+        await use(pool, "d")
+
+
 async def test_a_request_for_a_model_that_is_ending_waits_for_its_next_start(children) -> None:
     pool = pool_of(children, "a")
     await use(pool, "a")
