@@ -70,7 +70,7 @@ def _name(body: Mapping[str, Any], text: bytes) -> str:
         turns = [{"content": turns}]
     if name := _text(body.get("prompt_cache_key")) or _text(body.get("session_id")):
         text = name.encode()
-    elif isinstance(turns, list) and isinstance(turns[0], dict):
+    elif isinstance(turns, list) and turns and isinstance(turns[0], dict):
         asked = takewhile(lambda turn: not _is_answer(turn), turns)
         text = text[:16] + b"\0".join(map(_said, asked))
     return blake2b(text, digest_size=12).hexdigest()

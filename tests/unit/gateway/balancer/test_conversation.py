@@ -86,7 +86,7 @@ def test_a_client_may_name_its_conversation():
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"--boundary", b"[1]", b"null", b'{"messages": 3}',
+    [b"", b"--boundary", b"[1]", b"null", b'{"messages": 3}', b'{"prompt": "x", "input": []}',
      b'{"messages": [null, 3, {"content": {}}]}',
      b'{"prompt": [[1, 2], "x", -5]}', b'{"prompt": [-5, 99999999999999999999]}',
      b'{"max_tokens": "many", "prompt": "x"}', b'{"input": {"a": [{}]}}'],
