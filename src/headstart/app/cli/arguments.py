@@ -154,6 +154,8 @@ class Arguments:
 
 PREFIX = "HEADSTART_"
 LLAMA_SERVERS = "LLAMA_ARG_"
+# variables, with their values, of a service whose name begins with ours
+_KUBERNETES = re.compile(PREFIX + r"(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?=|PORT_\d+_\w+=|PORT=\w+://)")
 
 
 def from_environment(
@@ -170,14 +172,12 @@ def from_environment(
     serves = any(setting.part == "server" for setting in settings)
     for name, owner in owners(settings).items():
         text = environment.get(name)
+        if text and _KUBERNETES.match(f"{name}={text}"):
+            continue
         if text and (isinstance(owner, Setting) or (serves and name.startswith("LLAMA_"))):
             for setting, given in texts(owner, name, text, f"{name}={text}").items():
                 found.setdefault(setting, Given(given, f"environment {name}", name))
     return found
-
-
-# set for a service of our name
-_KUBERNETES = re.compile(PREFIX + r"(SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_\w+)")
 
 
 def check_environment(environment: Mapping[str, str], settings: Sequence[Setting]) -> str | None:
@@ -195,8 +195,12 @@ def check_environment(environment: Mapping[str, str], settings: Sequence[Setting
     known = {PREFIX + name for name in ("CACHE", "CONFIG", "ROUTER", "URL", "VOCABS")}
     known |= owners(settings).keys()
     prefixes = (PREFIX, LLAMA_SERVERS)
-    unread = {name for name, value in environment.items() if value and name.startswith(prefixes)}
-    if not (unread := {name for name in unread - known if not _KUBERNETES.fullmatch(name)}):
+    unread = {
+        name
+        for name, value in environment.items()
+        if value and name.startswith(prefixes) and not _KUBERNETES.match(f"{name}={value}")
+    }
+    if not (unread := unread - known):
         return None
     every = owners(setting for name in COMMANDS for setting in find_command(name).settings())
     known |= every.keys()

@@ -256,12 +256,21 @@ def test_names_of_other_commands_and_of_tools_are_fine(settings: list[Setting]) 
     assert check({f"HEADSTART_{name}": "1" for name in names}, settings=settings) is None
 
 
-def test_what_kubernetes_sets_for_a_service_of_our_name_is_passed_over() -> None:
+@pytest.mark.parametrize("service", ["HEADSTART", "HEADSTART_HEAD_SVC"])
+def test_what_kubernetes_sets_for_a_service_of_our_name_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, service: str
+) -> None:
     names = (
         "SERVICE_HOST",
         "SERVICE_PORT",
         "SERVICE_PORT_HTTP",
         "PORT_8080_TCP",
         "PORT_8080_TCP_ADDR",
+        "PORT",
     )
-    assert check({f"HEADSTART_{name}": "1" for name in names}) is None
+    for name in names:
+        monkeypatch.setenv(f"{service}_{name}", "tcp://10.0.0.1:8080")
+    monkeypatch.delenv("LLAMA_ARG_PORT", raising=False)
+    assert read().values["port"] == read("--port", "8080").values["port"]
+    with pytest.raises(ConfigError, match="HEADSTART_HEAD_PORT is set but there is no"):
+        check({"HEADSTART_HEAD_PORT": "8080"})
