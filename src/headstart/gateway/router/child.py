@@ -106,14 +106,19 @@ class ChildProcess:
         )
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        try:
-            while line := await reader.readline():
-                self._on_state(json.loads(line))
-        except OSError:  # it was killed
-            pass
-        except ValueError as error:  # a line was too long or cut off
-            self._on_state({"state": "failed", "message": f"its report is unreadable: {error}"})
-            self.kill()
+        while True:
+            try:
+                line = await reader.readline()
+                if not line.endswith(b"\n"):  # its end may cut a line off
+                    return
+                state = json.loads(line)
+            except OSError:  # it was killed
+                return
+            except ValueError as error:  # a line was too long
+                self._on_state({"state": "failed", "message": f"its report is unreadable: {error}"})
+                self.kill()
+                return
+            self._on_state(state)
 
     async def _pass_on(self, output: asyncio.StreamReader) -> None:
         """Write its log, with its name before each line."""

@@ -92,6 +92,13 @@ async def test_a_child_whose_report_is_unreadable_is_ended_and_nobody_waits_for_
     assert "unreadable" in heard.states[0]["message"]
 
 
+async def test_a_report_that_was_cut_off_by_the_end_of_a_child_is_left_out(run) -> None:
+    cut = "import os, sys; os.write(int(os.environ['HEADSTART_ROUTER']), b'{\"sta'); sys.exit(5)"
+    _, heard = run(cut)
+    assert await asyncio.wait_for(heard.code, 20) == 5
+    assert not heard.states
+
+
 async def test_a_child_that_fails_says_why(run) -> None:
     _, heard = run(FAILS)
     assert await asyncio.wait_for(heard.code, 20) == 3
