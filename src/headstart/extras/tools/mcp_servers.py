@@ -107,15 +107,16 @@ class McpServer:
             started: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
             self._ending.clear()
             self._holding = asyncio.create_task(self._hold(started))
-            await asyncio.wait((started, self._holding), return_when=asyncio.FIRST_COMPLETED)
             try:
+                await asyncio.wait((started, self._holding), return_when=asyncio.FIRST_COMPLETED)
                 if not started.done():
                     await self._holding  # it raises
                 session = started.result()
                 await self._answer(session.initialize())
-            except ToolError as error:
+            except BaseException as error:  # also if the call is cancelled
                 await self.close()
-                self._failure, self._failed_at = str(error), time.monotonic()
+                if isinstance(error, ToolError):
+                    self._failure, self._failed_at = str(error), time.monotonic()
                 raise
             self._session = session
             return session

@@ -120,6 +120,21 @@ async def test_a_program_that_offers_no_tools_is_ended(tmp_path):
         assert box._servers[0]._has_ended()
 
 
+async def test_a_program_is_ended_if_the_call_that_starts_it_is_cancelled(tmp_path):
+    starts = tmp_path / "starts"
+    async with started(a=starting_once(starts)) as box:
+        await call(box, "a_leave", text="bye")
+        while not box._servers[0]._has_ended():
+            await asyncio.sleep(0.01)
+        calling = asyncio.create_task(call(box, "a_echo"))
+        while starts.read_text() != "xx":
+            await asyncio.sleep(0.01)
+        calling.cancel()
+        await asyncio.gather(calling, return_exceptions=True)
+        assert calling.cancelled()
+        assert box._servers[0]._has_ended()
+
+
 async def test_the_end_of_the_server_waits_for_no_tool():
     async with started(a=ENTRY) as box:
         await box.tools()
