@@ -24,7 +24,8 @@ class Fleet:
     replicas: dict[str, Replica] = field(default_factory=dict)
     tokens_per_byte: Mean = field(default_factory=lambda: Mean(0.25, 256))
     answer_tokens: Mean = field(default_factory=lambda: Mean(128.0))
-    # conversation -> replica, tokens of its last answer there, and bytes and hash of that request
+    # conversation -> replica, tokens of its last answer there, bytes of that request, and a hash of
+    # it and of the replica's start
     _last: OrderedDict[str, tuple[str, float, int, int]] = field(default_factory=OrderedDict)
     _owners: OrderedDict[str, str] = field(default_factory=OrderedDict)  # response -> replica
 
@@ -71,7 +72,8 @@ class Fleet:
         if timings is None or not asked.text:
             return
         if asked.conversation:
-            last = replica.name, timings.predicted_n, len(asked.text), hash(asked.text)
+            key = hash((replica.started_at, asked.text))
+            last = replica.name, timings.predicted_n, len(asked.text), key
             _remember(self._last, asked.conversation, last)
         self.tokens_per_byte.add(timings.cache_n + timings.prompt_n, len(asked.text))
         self.answer_tokens.add(timings.predicted_n)
@@ -84,10 +86,10 @@ class Fleet:
         """Estimated tokens of a prompt that a replica has neither read nor written."""
         num_known = replica.prefixes.match(asked.blocks)
         num_tokens = (len(asked.text) - num_known) * self.tokens_per_byte.value
-        name, num_written, size, text = self._last.get(asked.conversation, ("", 0.0, 0, 0))
-        # an application may give all its conversations one name; after a restart nothing is known
+        name, num_written, size, key = self._last.get(asked.conversation, ("", 0.0, 0, 0))
+        # an application may give all its conversations one name
         is_kept = name == replica.name and size < num_known + BLOCK_BYTES
-        if is_kept and hash(asked.text[:size]) == text:
+        if is_kept and hash((replica.started_at, asked.text[:size])) == key:
             return max(0.0, num_tokens - num_written)
         return num_tokens
 

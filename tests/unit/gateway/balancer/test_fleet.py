@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 
 import orjson
+import pytest
 
 from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.conversation import Asked, read
@@ -55,11 +56,12 @@ def test_an_answer_counts_as_read_where_it_was_written():
     fleet.finish(busy, None)
 
 
-def test_an_answer_counts_as_read_only_after_its_own_prompt_and_until_a_restart():
+@pytest.mark.parametrize("num_instructions", [0, 20])
+def test_an_answer_counts_as_read_only_after_its_own_prompt_and_until_a_restart(num_instructions):
     fleet = make_fleet(1)
     (home,) = fleet.replicas.values()
     home.hear(Load(), "first start")
-    system = "the same long instructions " * 20
+    system = "the same long instructions " * num_instructions
 
     def ask(*contents: str) -> Asked:
         return chat(system, "yes", *contents, prompt_cache_key="of an application")
