@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
+from headstart.text.toolcalls.argument_types import TEXT, TYPES, listed, parts_of, types_of
 from headstart.text.toolcalls.formats import JsonCall, MarkedCalls, NamedCall, TaggedArguments
+from headstart.text.toolcalls.json_text import dump
 from headstart.text.toolcalls.reader import Tools
 from headstart.text.toolcalls.value_rules import as_json, quoted, refuse_undemanded
 from headstart.types.constraint import Constraint, ConstraintKind
@@ -166,41 +169,56 @@ class CallRules:
         required = schema.get("required") or ()
         parts = []
         for key, value in (properties if isinstance(properties, Mapping) else {}).items():
-            is_text = self._tools.is_text(name, key)
-            if is_text and self._tools.is_strict(name):
-                refuse_undemanded(value)
-            written = self._argument(arguments, key, value, None if is_text else schema)
+            if self._tools.is_strict(name) and "string" in self._tools.types(name, key):
+                for part in parts_of(value, schema):
+                    refuse_undemanded(part)
+            written = self._argument(arguments, key, value, schema)
             parts.append(f"({written})" if key in required else f"({written})?")
         return parts
 
     def _argument(
-        self, form: TaggedArguments, key: str, schema: Any, root: Mapping[str, Any] | None
+        self, form: TaggedArguments, key: str, schema: Any, root: Mapping[str, Any]
     ) -> str:
-        """Key and value; `root` is the whole schema, or None for plain text values."""
-        is_text = root is None
-        has_values = isinstance(schema, Mapping) and ("enum" in schema or "const" in schema)
-        parts = [self.spelled(form.key_start), quoted(key), self.spelled(form.key_end)]
-        if form.attribute_end:
-            words = ["number", "array", "object", "boolean", "null"]  # types except strings
-            if is_text:
-                words = [form.text_attribute]
-            elif form.text_attribute == "true":
-                words = ["false"]
-            parts.append(f"({' | '.join(map(quoted, words))})")
-            parts.append(self.spelled(form.attribute_end))
-        opening = " ".join(parts)
-        if is_text and has_values:
-            values = schema.get("enum") or [schema["const"]]
-            choices = " | ".join(quoted(str(value)) for value in values)
-            return f"{opening} ({choices}) {self.spelled(form.value_end)}"
-        if not is_text:
-            return f"{opening} {as_json(schema, root)} {self.spelled(form.value_end)}"
+        """Key and value: a text without quotes if it may be one, else JSON."""
+        types = types_of(schema, root)
+        opening = f"{self.spelled(form.key_start)} {quoted(key)} {self.spelled(form.key_end)}"
+        as_value = f"{as_json(schema, root)} {self.spelled(form.value_end)}"
+        if not form.attribute_end:
+            is_text = "string" in types
+            return f"{opening} {self._text(form, schema, root, types) if is_text else as_value}"
+        words = ["number", "array", "object", "boolean", "null"]  # types except strings
+        if form.text_attribute == "true":
+            words = ["false"]
+        end, choices = self.spelled(form.attribute_end), []
+        if "string" in types:
+            text = self._text(form, schema, root, TEXT)
+            choices.append(f"{quoted(form.text_attribute)} {end} {text}")
+        if types != TEXT:
+            choices.append(f"({' | '.join(map(quoted, words))}) {end} {as_value}")
+        return f"{opening} ({' | '.join(choices)})"
+
+    def _text(
+        self, form: TaggedArguments, schema: Any, root: Mapping[str, Any], types: frozenset[str]
+    ) -> str:
+        """A value of these types without quotes, and its end."""
+        choices: list[str] = []
         end = form.value_end
+        for part in parts_of(schema, root):
+            if (values := listed(part)) is not None:
+                texts = [one if isinstance(one, str) else dump(one) for one in values]
+                ours = [TYPES.get(type(one)) in types for one in values]
+                choices += map(quoted, compress(texts, ours))
+            elif "string" in (named := types_of({"type": part.get("type")}, root)):
+                break
+            elif named <= types:
+                choices += [as_json(part, root)] if named else []
+        else:
+            return f"({' | '.join(choices)}) {self.spelled(end)}"
         if self.token_of(end.strip()) is not None:
-            return f"{opening} /(?s:.*)/ {self.spelled(end)}"
-        name = f"text_{len(self._lines)}_{len(opening)}"
+            return f"/(?s:.*)/ {self.spelled(end)}"
+        name = f"text_{len(self._lines)}"
         self._lines.append(f"{name}[suffix={quoted(end)}]: /(?s:.*)/")
-        return f"{opening} {name}"
+        return name
 
     def spelled(self, marker: str) -> str:
         """A marker as literals and ids of special tokens; white space is a separate literal."""

@@ -9,11 +9,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from headstart.text.toolcalls.argument_types import TEXT
 from headstart.text.toolcalls.json_text import (
     dump,
     read_members,
     read_string,
     read_value,
+    spelled_value,
     value_or_text,
 )
 from headstart.text.toolcalls.reader import Reading, TextReader
@@ -192,7 +194,8 @@ class _JsonCallReading:
         if (yield from self._is_container()):
             return False
         is_whole = yield from read_value(self.reader, value.append)
-        self.call_id = str(value_or_text("".join(value)))
+        found = value_or_text("".join(value))
+        self.call_id = "" if found is None else str(found)
         return is_whole
 
     def _is_container(self) -> Reading[bool]:
@@ -201,6 +204,8 @@ class _JsonCallReading:
 
     def _read_arguments(self) -> Reading[bool]:
         reader = self.reader
+        if self.has_begun or self.held:  # written twice
+            return (yield from read_value(reader, _drop))
         if self.name and not self.format.is_id_last:
             self.begin()
         sink = reader.arguments if self.has_begun else self.held.append
@@ -289,16 +294,16 @@ class TaggedArguments:
         reader.arguments("}")
 
     def _read_value(self, reader: TextReader, name: str, key: str) -> Reading[None]:
-        is_text = reader.tools.is_text(name, key)
+        types = reader.tools.types(name, key)
         if self.attribute_end:
             word: list[str] = []
             yield from reader.until((self.attribute_end.strip(),), word.append)
-            is_text = "".join(word) == self.text_attribute
+            types = TEXT if "".join(word) == self.text_attribute else frozenset()
         if (self.attribute_end or self.key_end)[-1:].isspace():
             yield from reader.takes("\n")
         end = self.value_end.strip()
         ends = ("\n" + end, end) if self.value_end[:1].isspace() else (end,)
-        if is_text and not (yield from reader.sees("<![CDATA[")):
+        if types == TEXT and not (yield from reader.sees("<![CDATA[")):
             reader.arguments('"')
             yield from reader.until(ends, lambda text: reader.arguments(dump(text)[1:-1]))
             reader.arguments('"')
@@ -307,7 +312,6 @@ class TaggedArguments:
         yield from reader.until(ends, value.append)
         text = "".join(value)
         if text.startswith("<![CDATA[") and text.endswith("]]>"):
-            text = text[9:-3]
-            reader.arguments(dump(text))
+            reader.arguments(dump(text[9:-3]))
         else:
-            reader.arguments(dump(value_or_text(text)))
+            reader.arguments(dump(spelled_value(text, types)))

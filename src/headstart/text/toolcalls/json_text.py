@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import math
+import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
+from headstart.text.toolcalls.argument_types import TEXT, TYPES
 from headstart.text.toolcalls.reader import Reading, TextReader
 
 
@@ -98,14 +102,40 @@ def read_members(reader: TextReader, on_member: Callable[[str], Reading[bool]]) 
 def value_or_text(text: str) -> Any:
     """The text parsed as JSON, or the text itself."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):
         return text
 
 
+def spelled_value(text: str, types: frozenset[str]) -> Any:
+    """The value of these types that a text spells, in JSON or, as some templates, in Python."""
+    if "string" not in types:
+        return python_value(text) if types else value_or_text(text)
+    value = {"None": None, "True": True, "False": False}.get(text, value_or_text(text))
+    return value if TYPES[type(value)] in types - TEXT else text
+
+
+def python_value(text: str) -> Any:
+    """The text parsed as JSON or as a literal of Python, or the text itself."""
+    value = value_or_text(text)
+    if value is not text:
+        return value
+    try:
+        value = ast.literal_eval(text.replace("\n", "\\n"))
+        dump(value)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return text
+    return value
+
+
 def dump(value: Any) -> str:
-    """Compact JSON text."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """Compact JSON text; lone surrogates become U+FFFD.
+
+    Raises:
+        ValueError, TypeError: JSON has no such value.
+    """
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
 def read_rest(reader: TextReader, emit: Callable[[str], object], quote: str = '"') -> Reading[bool]:
@@ -144,5 +174,9 @@ def _container(reader: TextReader, emit: Callable[[str], object]) -> Reading[boo
             return True
 
 
-def _refuse_constant(name: str) -> None:
+def _finite(text: str) -> float:
+    return float(text) if math.isfinite(float(text)) else _refuse(text)
+
+
+def _refuse(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from headstart.structures.prefix import num_begun
+from headstart.text.toolcalls.argument_types import property_of, types_of
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
 
 
@@ -20,6 +21,7 @@ class Tools:
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         """Take OpenAI's `tools`."""
         self._functions = {tool["function"]["name"]: tool["function"] for tool in tools}
+        self._types: dict[tuple[str, str], frozenset[str]] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._functions
@@ -40,15 +42,12 @@ class Tools:
         """Whether unsupported keywords in the schema are an error."""
         return self._functions.get(name, {}).get("strict") is True
 
-    def is_text(self, name: str, argument: str) -> bool:
-        """Whether an argument is a string even if it looks like another value."""
-        properties = self.parameters(name).get("properties")
-        schema = properties.get(argument) if isinstance(properties, Mapping) else None
-        if not isinstance(schema, Mapping):
-            return False
-        if isinstance(values := schema.get("enum"), list):
-            return all(isinstance(value, str) for value in values)
-        return schema.get("type") == "string"
+    def types(self, name: str, argument: str) -> frozenset[str]:
+        """The JSON types of an argument, as `types_of`."""
+        if (name, argument) not in self._types:
+            root = self.parameters(name)
+            self._types[name, argument] = types_of(property_of(root, argument, root), root)
+        return self._types[name, argument]
 
 
 T = TypeVar("T")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from headstart.text.toolcalls.argument_types import referenced
 from headstart.types.errors import RequestError
 
 MAX_DEPTH = 32
@@ -183,9 +184,7 @@ class ValueRules(ABC):
             return known
         number = self._number()
         self._known[reference, end] = name = f"ref_{number}"
-        schema: Any = self.root
-        for key in filter(None, reference[1:].split("/")):
-            schema = schema.get(key) if isinstance(schema, Mapping) else None
+        schema = referenced(reference, self.root)
         self.lines[number] = f"{name}: {self.value(schema, end, depth + 1)}"
         return name
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -59,7 +60,7 @@ def grammar_error(calls, tools):
     return LLMatcher(_TOKENIZER, grammar_text(required_calls(calls, rules(tools)))).get_error()
 
 
-def written(name, *calls):
+def written(name, *calls, tools=TOOLS):
     """The text that a template makes of an answer with calls, without what ends the turn."""
     template = ChatTemplate(TEMPLATES[name])
     question = {"role": "user", "content": "Q"}
@@ -72,16 +73,33 @@ def written(name, *calls):
         for at, (called, arguments) in enumerate(calls)
     ]
     answer = {"role": "assistant", "content": "", "tool_calls": tool_calls}
-    return template, template.render([question, answer], tools=TOOLS, add_generation_prompt=False)
+    return template, template.render([question, answer], tools=tools, add_generation_prompt=False)
 
 
+OPTIONAL = tools_of(
+    {
+        "type": "object",
+        "properties": {
+            "area": {"anyOf": [{"$ref": "#/$defs/area"}, {"type": "null"}]},
+            "unit": {"anyOf": [{"enum": ["C", "F"]}, {"type": "null"}]},
+        },
+        "required": ["area", "unit"],
+        "$defs": {"area": {"type": "string"}},
+    },
+    "get_weather",
+)
+
+
+@pytest.mark.parametrize(
+    ("tools", "arguments"), [(TOOLS, PARIS), (OPTIONAL, {"area": "90210", "unit": "C"})]
+)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_grammar_holds_what_the_template_writes(name):
-    template, text = written(name, ("get_weather", PARIS))
+def test_the_grammar_holds_what_the_template_writes(name, tools, arguments):
+    template, text = written(name, ("get_weather", arguments), tools=tools)
     answer_format = find_format(template)
     calls = answer_format.calls
     assert calls is not None
-    constraint = required_calls(calls, rules())
+    constraint = required_calls(calls, rules(tools))
     first = (calls.section_start + calls.call_start).strip() or "get_weather"
     if name == "meta-llama-Llama-3.1-8B-Instruct":
         first = '{"name": "get_weather"'
@@ -89,9 +107,56 @@ def test_the_grammar_holds_what_the_template_writes(name):
         first = calls.header.format(name="get_weather")
     if name == "openai-gpt-oss-120b":
         text = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
-        text, first = text + json.dumps(PARIS) + "<|call|>", text
+        text, first = text + json.dumps(arguments) + "<|call|>", text
     tail = text[text.rindex(first) :]
-    assert any(accepts(constraint, tail[:end].rstrip()) for end in range(len(tail) + 1))
+    ends = range(len(tail) + 1)
+    answer = next(text for end in ends if accepts(constraint, text := tail[:end].rstrip()))
+    if tools is OPTIONAL:
+        assert not accepts(constraint, re.sub(r"\bC\b", "X", answer))
+    [call] = read(answer_format, [answer], tools=tools).calls
+    assert json.loads(call.arguments) == arguments
+
+
+ARGUMENTS = {
+    "area": "90210", "flag": False, "grid": [[1, 2], [3], []], "note": None, "person": {
+        "code": "007", "person": {"code": "1"}, "tags": ["2", "true"]}, "tags": [],
+}  # fmt: skip
+NAMED = tools_of(
+    {
+        "type": "object",
+        "properties": {
+            "area": {"type": ["string", "null"]},
+            "flag": {"type": "boolean"},
+            "grid": {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+            "note": {"type": ["string", "null"]},
+            "person": {"$ref": "#/$defs/person"},
+            "tags": {"$ref": "#/$defs/tags"},
+        },
+        "$defs": {
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "person": {
+                "type": "object",
+                "properties": {
+                    "code": {"type": "string"},
+                    "person": {"$ref": "#/$defs/person"},
+                    "tags": {"$ref": "#/$defs/tags"},
+                },
+            },
+        },
+    }
+)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_arguments_of_all_types_are_read_as_the_schema_has_them(name):
+    template, text = written(name, ("f", ARGUMENTS), tools=NAMED)
+    start = text.rindex("assistant") if name == "muse-glimmer" else 0
+    text = text[start:].removeprefix("assistant")
+    answer_format = find_format(template)
+    for pieces in ([text], list(text)):
+        *_, call = read(answer_format, pieces, tools=NAMED).calls
+        # MiniMax M3's template leaves out what is null
+        assert {"note": None, **json.loads(call.arguments)} == ARGUMENTS
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -245,7 +310,7 @@ IN_THE_FAMILIES = {
     "muse-glimmer": (
         ' to=f<|message|><atem:function_calls>\n<atem:invoke name="f">\n'
         '<atem:parameter name="list">[{"left": "l", "right": 3}, {"left": "l", "right": 3}]'
-        '</atem:parameter>\n<atem:parameter name="what">"a"</atem:parameter>\n</atem:invoke>\n'
+        '</atem:parameter>\n<atem:parameter name="what">a</atem:parameter>\n</atem:invoke>\n'
         "</atem:function_calls>"
     ),
 }

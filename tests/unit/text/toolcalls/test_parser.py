@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from time import process_time
 
 import pytest
@@ -181,6 +182,33 @@ def test_marked_arguments_become_json_of_the_schemas_types():
         weather, mail = read(AnswerFormat(calls=TAGGED), pieces).calls
         assert json.loads(weather.arguments) == {"city": '5 </city>\n"ü"', "days": 3}
         assert json.loads(mail.arguments) == {"to": ["a"], "text": ""}
+
+
+@pytest.mark.parametrize("value", ['"\\ud800"', "1e999", "-1e999", "NaN", "Infinity"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<call><f=send>\n<p=x>\n{}\n</p>\n</f></call>",
+        "<|tool_call>call:send{{x:{}}}<tool_call|>",
+        "<|tool_call_start|>[send(x={})]<|tool_call_end|>",
+        '~<tool_call>\n~<invoke name="send">~<x>{}~</x>~</invoke>\n~</tool_call>'.replace(
+            "~", "]<]minimax[>["
+        ),
+    ],
+)
+def test_arguments_are_valid_json_whatever_the_value(text, value):
+    messages = [read(one, [text.format(value)]) for one in FORMATS.values()]
+    [call] = [call for message in messages for call in message.calls]
+    parse = partial(json.loads, parse_constant=pytest.fail)
+    assert parse(call.arguments.encode()).keys() >= {"x"}
+
+
+def test_arguments_written_twice_are_one_call():
+    call = '{"name": "send", "arguments": {"to": 1}, "parameters": {"to": 2}, "id": null}'
+    for text, calls in (("<tool_call>" + call, HERMES), (f"[CALLS][{call}]", LIST)):
+        assert read(AnswerFormat(calls=calls), list(text)).calls == [
+            ToolCall("send", "", '{"to": 1}')
+        ]
 
 
 def test_a_call_may_have_no_arguments():

@@ -10,7 +10,7 @@ from typing import Any
 
 from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.formats import MarkedCalls, OwnCall
-from headstart.text.toolcalls.json_text import dump, value_or_text
+from headstart.text.toolcalls.json_text import dump, python_value
 from headstart.text.toolcalls.reader import Reading, TextReader
 from headstart.text.toolcalls.value_rules import Member, ValueRules, quoted
 
@@ -71,7 +71,7 @@ def _read_object(reader: TextReader) -> Reading[None]:
                 continue
         else:
             word = yield from reader.run(lambda char: char not in ",{}[]<")
-            reader.arguments(dump(value_or_text(word.strip())))
+            reader.arguments(dump(python_value(word.strip())))
         if not (yield from _go_on(reader, open_brackets)):
             return
 

@@ -5,13 +5,12 @@ Source: https://docs.liquid.ai/lfm/key-concepts/tool-use
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.formats import MarkedCalls, OwnCall
-from headstart.text.toolcalls.json_text import dump, read_rest, value_or_text
+from headstart.text.toolcalls.json_text import dump, python_value, read_rest
 from headstart.text.toolcalls.reader import Reading, TextReader
 from headstart.text.toolcalls.value_rules import Member, ValueRules, as_json, quoted
 
@@ -33,7 +32,7 @@ def _read_call(reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
         if not key or not (yield from reader.takes("=")):
             break
         value = yield from _source_of_value(reader)
-        reader.arguments(f"{before}{dump(key)}:{dump(_value(value))}")
+        reader.arguments(f"{before}{dump(key)}:{dump(python_value(value))}")
         before = ","
         yield from reader.takes(",")
     reader.arguments("}")
@@ -82,19 +81,6 @@ def _source_of_value(reader: TextReader) -> Reading[str]:
         if found in "'\"":
             yield from read_rest(reader, text.append, found)
     return "".join(text).strip()
-
-
-def _value(source: str) -> object:
-    """The value as JSON or Python; the text itself if it is neither."""
-    value = value_or_text(source)
-    if value != source:
-        return value
-    try:
-        read = ast.literal_eval(source.replace("\n", "\\n"))
-        dump(read)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return source
-    return list(read) if isinstance(read, set | tuple) else read
 
 
 FORMAT = AnswerFormat(

@@ -6,17 +6,24 @@ Source: its chat template in llama.cpp's models/templates.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headstart.text.toolcalls.answer_format import AnswerFormat
+from headstart.text.toolcalls.argument_types import TEXT, parts_of, property_of, types_of
 from headstart.text.toolcalls.formats import MarkedCalls, OwnCall
-from headstart.text.toolcalls.json_text import dump, value_or_text
+from headstart.text.toolcalls.json_text import dump, spelled_value
 from headstart.text.toolcalls.reader import Reading, TextReader
-from headstart.text.toolcalls.value_rules import Limits, Member, ValueRules, quoted
+from headstart.text.toolcalls.value_rules import (
+    MAX_DEPTH,
+    Limits,
+    Member,
+    ValueRules,
+    quoted,
+)
 
 _NS = "]<]minimax[>["
-_TAG = re.compile(re.escape(_NS) + r"<(/?)([\w.-]+)>")
+_TAG = re.compile(r"\s*" + re.escape(_NS) + r"<(/?)([\w.-]+)>")
 
 
 def _read_call(reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
@@ -36,17 +43,17 @@ def _read_call(reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
         reader.release(None if is_there else place)
         if not is_there:
             break
-        text: list[str] = []
-        yield from reader.until((f"{_NS}</{key}>",), text.append)
-        value = _value("".join(text), is_text=reader.tools.is_text(name, key))
-        reader.arguments(f"{before}{dump(key)}:{dump(value)}")
+        root = reader.tools.parameters(name)
+        schema = property_of(root, key, root)
+        text = yield from _element(reader, key, nests=types_of(schema, root) != TEXT)
+        reader.arguments(f"{before}{dump(key)}:{dump(_value(text, schema, root))}")
         before = ","
     reader.arguments("}")
     return True
 
 
 class _ElementValues(ValueRules):
-    """Nested elements; an empty list or object looks like an empty string."""
+    """Nested elements; only the schema tells an empty list or object from an empty string."""
 
     separator = ""
 
@@ -65,9 +72,7 @@ class _ElementValues(ValueRules):
         return f"{super().scalar(schema, end)} {self.spelled(end)}"
 
     def array(self, item: Callable[[str], str], limits: Limits, end: str) -> str:
-        element = self.member("item", item)
-        least = max(1, limits[0])
-        return f"{self.repeated(element, (least, limits[1]))} {self.spelled(end)}"
+        return f"{self.repeated(self.member('item', item), limits)} {self.spelled(end)}"
 
     def member(self, key: str, value: Callable[[str], str]) -> str:
         return f"{self.spelled(_NS)} {quoted(f'<{key}>')} {value(f'{_NS}</{key}>')}"
@@ -76,27 +81,52 @@ class _ElementValues(ValueRules):
         return f"{self.joined(members)} {self.spelled(end)}"
 
 
-def _value(text: str, *, is_text: bool = False, depth: int = 0) -> object:
+def _element(reader: TextReader, key: str, *, nests: bool) -> Reading[str]:
+    """The text up to the end of an element, which may have elements of its own name."""
+    text: list[str] = []
+    marks = (f"{_NS}</{key}>", f"{_NS}<{key}>")[: 1 + nests]
+    depth = 1
+    while found := (yield from reader.until(marks, text.append)):
+        depth += 1 if found == marks[-1] != marks[0] else -1
+        if not depth:
+            break
+        text.append(found)
+    return "".join(text)
+
+
+def _value(text: str, schema: Any, root: Mapping[str, Any], depth: int = 0) -> object:
     """The value of an element: nested elements are an object or list, other text is a scalar."""
-    children = _children(text) if depth < 32 else None
+    types = types_of(schema, root)
+    if types == TEXT or depth == MAX_DEPTH:
+        return text
+    children = _children(text)
     if not children:
-        return text if is_text else value_or_text(text)
-    values = [(key, _value(inner, depth=depth + 1)) for key, inner in children]
-    if all(key == "item" for key, _ in values):
-        return [value for _, value in values]
-    return dict(values)
+        is_empty = not text.strip() and "string" not in types
+        empty: object = [] if "array" in types else {} if "object" in types else ""
+        return empty if is_empty else spelled_value(text, types)
+    if all(key == "item" for key, _ in children):
+        item = next((one["items"] for one in parts_of(schema, root) if "items" in one), None)
+        return [_value(inner, item, root, depth + 1) for _, inner in children]
+    return {
+        key: _value(inner, property_of(schema, key, root), root, depth + 1)
+        for key, inner in children
+    }
 
 
 def _children(text: str) -> list[tuple[str, str]] | None:
     """The elements of a text; None if it contains anything else."""
     found: list[tuple[str, str]] = []
     at = 0
-    while match := _TAG.match(text, at):
-        end = text.find(f"{_NS}</{match[2]}>", match.end())
-        if match[1] or end < 0:
+    while (match := _TAG.match(text, at)) and not match[1]:
+        depth, end = 1, match
+        for end in re.compile(f"{re.escape(_NS)}<(/?){match[2]}>").finditer(text, match.end()):
+            depth += -1 if end[1] else 1
+            if not depth:
+                break
+        if depth:
             return None
-        found.append((match[2], text[match.end() : end]))
-        at = end + len(f"{_NS}</{match[2]}>")
+        found.append((match[2], text[match.end() : end.start()]))
+        at = end.end()
     return found if not text[at:].strip() else None
 
 

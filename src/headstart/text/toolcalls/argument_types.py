@@ -1,0 +1,64 @@
+"""The types that a tool's schema gives to arguments: between markers, texts have no quotes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+TEXT = frozenset(("string",))
+TYPES = {
+    str: "string", bool: "boolean", int: "number", float: "number", type(None): "null",
+    list: "array", dict: "object",
+}  # fmt: skip
+
+
+def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
+    """The JSON types that a schema names, also in what it refers to or combines; "number" includes
+    integers. Empty: it names none, so any value may come.
+    """
+    found: list[Any] = []
+    for part in parts_of(schema, root):
+        if (values := listed(part)) is not None:
+            found += [TYPES.get(type(value)) for value in values]
+        else:
+            named = part.get("type")
+            found += named if isinstance(named, list) else [named]
+    names = {name for name in found if isinstance(name, str)}
+    return frozenset("number" if name == "integer" else name for name in names)
+
+
+def listed(schema: Mapping[str, Any]) -> Sequence[Any] | None:
+    """The values that a schema lists; None if it lists none."""
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    return values if isinstance(values, list) else None
+
+
+def parts_of(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A schema, and those that it refers to or combines."""
+    waiting, seen = [schema], set[int]()
+    for part in waiting:  # which grows
+        if not isinstance(part, Mapping) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        for key in ("anyOf", "oneOf", "allOf"):
+            waiting += part[key] if isinstance(part.get(key), list) else ()
+        if isinstance(reference := part.get("$ref"), str):
+            waiting.append(referenced(reference, root))
+
+
+def referenced(reference: str, root: Mapping[str, Any]) -> Any:
+    """The schema under a reference within `root`; None if there is none."""
+    schema: Any = root
+    for key in filter(None, reference.removeprefix("#").split("/")):
+        schema = schema.get(key) if isinstance(schema, Mapping) else None
+    return schema
+
+
+def property_of(schema: Any, name: str, root: Mapping[str, Any]) -> Any:
+    """The schema of a property of an object; None if it is not listed."""
+    for part in parts_of(schema, root):
+        properties = part.get("properties")
+        if isinstance(properties, Mapping) and name in properties:
+            return properties[name]
+    return None
