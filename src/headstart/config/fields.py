@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from headstart.types.errors import ConfigError
 
 TRUE_WORDS = ("1", "true", "on", "yes", "enabled")
 FALSE_WORDS = ("0", "false", "off", "no", "disabled")
+
+Kind = type[str] | type[int] | type[float] | type[bool]
+PLAIN_TYPES = "a str, int, float or bool, possibly or None"
 
 
 def read_switch(text: str, origin: str) -> bool:
@@ -53,6 +57,15 @@ def option(default: Any, help: str, *aliases: str, **facts: Any) -> Any:
     """A field with a default, its help and what else `Option` has."""
     declared = Option(help=help, aliases=aliases, **facts)
     return field(default=default, metadata={"option": declared})
+
+
+def plain_type(hint: object) -> Kind | None:
+    """The type of a setting's value, from that of its field (`int | None` -> int); None if no
+    setting can have it.
+    """
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    kinds = [kind for kind in members if kind is not NoneType]
+    return kinds[0] if len(kinds) == 1 and kinds[0] in (str, int, float, bool) else None
 
 
 def flag_of(name: str) -> str:

@@ -21,7 +21,7 @@ NOT_IMPORTED: dict[str, str] = {}
 for _entry in entry_points(group="headstart.speculators"):
     try:
         _entry.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         NOT_IMPORTED[_entry.name] = f"{_entry.value}: {type(error).__name__}: {error}"
 
 __all__ = ["NOT_IMPORTED", "SPECULATORS", "Speculator", "TextSpeculator", "register"]

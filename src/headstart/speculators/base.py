@@ -10,8 +10,9 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
+from headstart.config import PLAIN_TYPES, flag_of, plain_type
 from headstart.types import DecodedStates, Draft, DraftRequest
 from headstart.types.errors import ConfigError
 
@@ -27,13 +28,13 @@ def register(cls: S) -> S:
     Raises:
         ConfigError: the class cannot be used, with the remedy.
     """
-    if reason := _why_not(cls):
+    if reason := why_not(cls) or _why_taken(cls):
         raise ConfigError(f"the speculator class {cls.__name__} cannot be registered: {reason}")
     SPECULATORS[cls.name] = cls
     return cls
 
 
-def _why_not(cls: type[Speculator]) -> str | None:
+def why_not(cls: type[Speculator]) -> str | None:
     """Why this class cannot be used, or None."""
     if not issubclass(cls, Speculator):
         return "it must be a subclass of headstart.speculators.Speculator"
@@ -46,20 +47,39 @@ def _why_not(cls: type[Speculator]) -> str | None:
     # "none" means no speculator, "grammar" tokens forced by a constraint
     if name in ("none", "grammar"):
         return f"the name {name!r} means something else in --spec-type and in the counts"
-    if name in SPECULATORS:
-        return f"the name {name!r} is taken by {SPECULATORS[name].__module__}"
     if missing := sorted(cls.__abstractmethods__):
         return f"it does not define {' and '.join(missing)}"
     if cls.Options is None:
         return None
     if not is_dataclass(cls.Options):
         return "its Options must be a dataclass"
+    try:
+        hints = get_type_hints(cls.Options)
+    except Exception as error:  # of any kind: the hint is code
+        return f"its Options have a type that is not known here: {error}"
     for option in fields(cls.Options):
         if option.default is MISSING:
             return f"its option {option.name} needs a default"
+        if plain_type(hint := hints[option.name]) is None:
+            return f"its option {option.name} has the type {hint} but must be {PLAIN_TYPES}"
     if "options" not in inspect.signature(cls).parameters:
         return "it has Options, so its constructor must take options"
     return None
+
+
+def _why_taken(cls: type[Speculator]) -> str | None:
+    """Whose name, or flag, it has; None if nobody's."""
+    for name, other in SPECULATORS.items():
+        if name == cls.name:
+            return f"the name {name!r} is taken by {other.__module__}"
+        if common := _flags_of(cls) & _flags_of(other):
+            return f"its flag {min(common)} is taken by {name}; rename the speculator or the option"
+    return None
+
+
+def _flags_of(cls: type[Speculator]) -> set[str]:
+    options = fields(cls.Options) if cls.Options is not None else ()
+    return {flag_of(f"spec_{cls.name}_{option.name}") for option in options}
 
 
 class Speculator(ABC):
@@ -101,9 +121,8 @@ class Speculator(ABC):
 
     @abstractmethod
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Return one draft per request, in the same order, of at most its `max_tokens` tokens.
-
-        Draft(reason="no match") if there is no draft.
+        """Return one draft per request, in the same order, of at most its `max_tokens` tokens;
+        Draft() if there is none.
         """
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:

@@ -259,11 +259,18 @@ def test_its_options_are_flags_once_it_is_installed(installed: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this"),
+        ("raise SystemExit('no numpy')", "SystemExit: no numpy"),
+    ],
+)
 def test_a_package_that_cannot_be_imported_stops_only_a_server_that_names_it(
-    installed: Path,
+    installed: Path, code: str, says: str
 ) -> None:
-    (installed / "headstart_frequent.py").write_text("import nothing_of_this_name\n")
-    said = "frequent.*headstart_frequent: ModuleNotFoundError: No module named 'nothing_of_this"
+    (installed / "headstart_frequent.py").write_text(code)
+    said = f"frequent.*headstart_frequent: {says}"
     answered = run(
         installed, "-m", "headstart", "generate", "-p", "x", "-n", "1", "--spec-type", "suffix"
     )

@@ -66,6 +66,27 @@ class Odd:
     n: tuple[int, ...] = ()
 
 
+@dataclass
+class Many:
+    """Of a type that begins with one that flags have."""
+
+    n: list[int] = None  # type: ignore[assignment]
+
+
+@dataclass
+class Unknown:
+    """Of a type that is imported for checkers only."""
+
+    n: Nowhere = None  # type: ignore[name-defined]  # noqa: F821
+
+
+@dataclass
+class Tokens:
+    """Together with a name, the flag of another."""
+
+    tokens: int = 3
+
+
 @pytest.mark.parametrize(
     ("attributes", "says"),
     [
@@ -79,6 +100,16 @@ class Odd:
         ({"name": "x", "Options": Plain}, "must be a dataclass"),
         ({"name": "x", "Options": Bare}, "option n needs a default"),
         ({"name": "x", "Options": Size}, "constructor must take options"),
+        (
+            {"name": "x", "Options": Odd},
+            r"option n has the type tuple\[int, ...\] but must be a str",
+        ),
+        ({"name": "x", "Options": Many}, r"option n has the type list\[int\] but must be a str"),
+        ({"name": "x", "Options": Unknown}, "type that is not known here: name 'Nowhere'"),
+        (
+            {"name": "suffix-corpus", "Options": Tokens, "__init__": lambda self, options: None},
+            "its flag --spec-suffix-corpus-tokens is taken by suffix",
+        ),
     ],
 )
 def test_a_class_that_cannot_be_used_is_refused(attributes: dict[str, Any], says: str) -> None:

@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import difflib
 import math
-import types
 import typing
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 
 from headstart.app.cli import llama_server
-from headstart.config import Config, Option, flag_of, option_of, read_switch
+from headstart.config import (
+    PLAIN_TYPES,
+    Config,
+    Kind,
+    Option,
+    flag_of,
+    option_of,
+    plain_type,
+    read_switch,
+)
 from headstart.types.errors import ConfigError
 from headstart.types.sampling_params import NUMBERS
 
 Value = str | int | float | bool | None
-Kind = type[str] | type[int] | type[float] | type[bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,10 +159,12 @@ def settings_of(
         if field.default is MISSING:
             continue
         name, option = prefix + field.name, option_of(field)
+        if (kind := plain_type(hint := hints[field.name])) is None:
+            raise ConfigError(f"the setting {name} has the type {hint} but must be {PLAIN_TYPES}")
         one = Setting(
             path=(*place, field.name) if place else (),
             name=name,
-            kind=_plain_type(hints[field.name], name),
+            kind=kind,
             default=field.default,
             option=option,
             theirs=llama_server.flags_named(flag_of(name), *option.aliases),
@@ -218,15 +227,3 @@ def closest(word: str, known: Iterable[str], prefix: str = "") -> str:
 
 def _is_finite(value: object) -> bool:
     return not isinstance(value, float) or math.isfinite(value)
-
-
-def _plain_type(hint: object, name: str) -> Kind:
-    """`int | None` -> int."""
-    members = [t for t in typing.get_args(hint) if t is not types.NoneType]
-    kind = members[0] if len(members) == 1 else hint
-    if kind not in (str, int, float, bool):
-        raise ConfigError(
-            f"the setting {name} has the type {hint} but must be a str, int, float or bool, "
-            "possibly or None"
-        )
-    return typing.cast("Kind", kind)

@@ -24,7 +24,7 @@ import numpy as np
 from headstart.extras.testing.fakes import FakeEngine, LetterVocab
 from headstart.extras.testing.lossless import assert_lossless
 from headstart.scheduler.sequence import OwnedTokens
-from headstart.speculators.base import Speculator
+from headstart.speculators.base import Speculator, why_not
 from headstart.types import DecodedStates, Draft, DraftRequest
 
 Make = Callable[[], Speculator]
@@ -53,11 +53,8 @@ def it_describes_itself(make: Make) -> None:
     """A name in small letters, a docstring, options with defaults, a description in JSON."""
     speculator = make()
     kind = type(speculator)
-    name = getattr(kind, "name", None)
-    _require(
-        isinstance(name, str) and name == name.lower() and " " not in name,
-        f"the name is {name!r} but must be small letters without spaces",
-    )
+    reason = why_not(kind)
+    _require(reason is None, f"{kind.__name__} cannot be registered: {reason}")
     _require(bool(kind.__doc__), f"{kind.__name__} has no docstring")
     if kind.Options is not None:
         _require(kind.Options() == kind.Options(), "Options() must be equal to Options()")
