@@ -85,7 +85,7 @@ def test_every_speculator_has_its_line() -> None:
 def test_every_reason_for_no_draft_has_its_line() -> None:
     folders = [ROOT / "src/headstart" / name for name in ("scheduler", "speculators")]
     code = "\n".join(p.read_text("utf-8") for folder in folders for p in folder.glob("*.py"))
-    constants = "ILLEGAL|OUTBID|RESTING|FAILED|NO_ROOM|BELOW_BREAK_EVEN"
+    constants = "ILLEGAL|OUTBID|RESTING|FAILED|NO_MATCH|NO_ROOM|BELOW_BREAK_EVEN"
     said = rf'(?:reason=|(?:reason|bound) = (?:[^"\n]*, )?|(?:{constants}) = )'
     reasons = set(re.findall(rf'\b{said}"(\w.+?)"', code))
     assert {"no match", "batch full", "off", "illegal under the constraint"} <= reasons

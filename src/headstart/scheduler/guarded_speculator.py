@@ -20,7 +20,9 @@ from headstart.types.speculation_stats import SpeculationStats
 log = logging.getLogger(__name__)
 
 FAILED = "speculator failed"
+NO_MATCH = "no match"
 _FAILED_DRAFT = Draft(reason=FAILED, is_ready=False)
+_FAILURES = (Exception, SystemExit)  # a failed draft must not fail a request
 _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 # Calls whose time is reported under another name.
 _PHASES = {
@@ -29,6 +31,25 @@ _PHASES = {
     **dict.fromkeys(("observe_states", "truncate", "copy_prefix", "checkpoint"), "observe"),
     "num_resumable": "observe",
     **dict.fromkeys(("num_catch_up", "num_recent"), "propose"),
+}
+
+
+def _count(number: Any) -> int:
+    return max(0, int(number))
+
+
+def _data(state: Any) -> bytes | bytearray | None:
+    if state is None or isinstance(state, bytes | bytearray):
+        return state
+    raise TypeError(f"save_sequence returned {state!r:.60} but must return bytes, or None")
+
+
+# What is made of a call's result, if anything.
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "num_catch_up": _count,
+    "num_recent": lambda number: None if number is None else _count(number),
+    "num_resumable": _count,
+    "save_sequence": _data,
 }
 
 
@@ -54,7 +75,7 @@ class GuardedSpeculator:
         self._clock = clock
         self.failed: set[int] = set()  # seq_ids for which it is disabled
         self._seconds = dict.fromkeys(("begin", "propose", "observe", "accept"), 0.0)
-        self._reasons: set[str] = set()  # of empty drafts
+        self._empty: dict[tuple[str, bool], Draft] = {}  # by reason and `is_ready`
         self._has_told = False  # whether a failure of `describe` was logged
 
     def begin(self, seq_id: int, history: Sequence[int], namespace: str) -> None:
@@ -71,10 +92,10 @@ class GuardedSpeculator:
             for draft, (seq_id, limit) in zip(drafts, asked, strict=True):
                 try:
                     checked.append(self._cut(draft, limit))
-                except Exception as error:  # disables it for this sequence only
+                except _FAILURES as error:  # disables it for this sequence only
                     self._fail("propose", [seq_id], explained(draft, error))
                     checked.append(_FAILED_DRAFT)
-        except (Exception, SystemExit) as error:
+        except _FAILURES as error:
             self._fail("propose", [seq_id for seq_id, _ in asked], error)
             checked = [_FAILED_DRAFT] * len(asked)
         self.last_seconds = self._clock() - started
@@ -89,7 +110,7 @@ class GuardedSpeculator:
         """
         tokens = list(map(index, draft.tokens[:max_tokens]))
         if not tokens:
-            return Draft(reason=self._reason(draft.reason), is_ready=bool(draft.is_ready))
+            return self._without_tokens(draft.reason, bool(draft.is_ready))
         if min(tokens) < 0 or max(tokens) >= self._vocab_size:
             wrong = next(token for token in tokens if not 0 <= token < self._vocab_size)
             raise ValueError(
@@ -106,30 +127,33 @@ class GuardedSpeculator:
         scores += [1.0] * (len(tokens) - len(scores))
         return Draft(tokens, scores, self.name)
 
-    def _reason(self, reason: str) -> str:
-        """The reason as text; "other" after 64 of them: each is a permanent line of /metrics."""
+    def _without_tokens(self, reason: str, is_ready: bool) -> Draft:
+        """An empty draft. Its reason is "other" after 64 of them: each is a permanent line of
+        /metrics.
+        """
         if not isinstance(reason, str):
             raise TypeError(f"reason is {reason!r} but must be a text")
-        if reason not in self._reasons and len(self._reasons) >= 64:
-            return "other"
-        self._reasons.add(reason)
-        return str(reason)
+        if (known := self._empty.get((reason, is_ready))) is not None:
+            return known
+        if len(self._empty) >= 64:
+            return Draft(reason="other", is_ready=is_ready)
+        made = self._empty[reason, is_ready] = Draft(
+            reason=str(reason) or NO_MATCH, is_ready=is_ready
+        )
+        return made
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
         """Tokens that a model has to decode first; 0 if it failed."""
-        return int(self.call("num_catch_up", seq_id, history, read=_count, otherwise=0))
+        return int(self.call("num_catch_up", seq_id, history, otherwise=0))
 
     def num_recent(self, seq_id: int, history: Sequence[int]) -> int | None:
         """Tokens to decode if it may skip some; None: it cannot skip, or it failed."""
-        recent: int | None = self.call(
-            "num_recent", seq_id, history, read=lambda n: None if n is None else _count(n)
-        )
+        recent: int | None = self.call("num_recent", seq_id, history)
         return recent
 
     def num_resumable(self, seq_id: int, length: int) -> int:
         """Tokens that need not be decoded again for it; all if it failed."""
-        asked = self.call("num_resumable", seq_id, length, read=_count, otherwise=length)
-        return min(length, int(asked))
+        return min(length, int(self.call("num_resumable", seq_id, length, otherwise=length)))
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
         """Milliseconds of a drafting round and of decoding one token; None for text speculators."""
@@ -143,7 +167,7 @@ class GuardedSpeculator:
                     f"time_decodes returned {prices} but must return finite milliseconds"
                 )
             return round_ms, token_ms
-        except Exception:
+        except _FAILURES:
             log.exception(
                 "speculator %s failed in time_decodes; its cost is measured later", self.name
             )
@@ -168,7 +192,7 @@ class GuardedSpeculator:
             if seq_id not in failed:
                 try:
                     speculator.accept(seq_id, emitted, num_accepted)
-                except (Exception, SystemExit) as error:  # affects this sequence only
+                except _FAILURES as error:  # affects this sequence only
                     self._fail("accept", [seq_id], error)
         self._seconds["accept"] += self._clock() - started
         self.call("go_on", about=[seq_id for seq_id, *_ in texts])
@@ -177,7 +201,7 @@ class GuardedSpeculator:
         """Close the speculator. A failure is logged, so that the others are closed too."""
         try:
             self.speculator.close()
-        except (Exception, SystemExit):
+        except _FAILURES:
             log.exception("speculator %s failed in close; its data may not be written", self.name)
 
     def describe(self) -> dict[str, Any]:
@@ -187,7 +211,7 @@ class GuardedSpeculator:
             if not isinstance(details, dict):
                 raise TypeError(f"describe() returned {details!r} but must return a dict")
             return details
-        except Exception as error:
+        except _FAILURES as error:
             if not self._has_told:
                 log.exception("speculator %s failed in describe", self.name)
             self._has_told = True
@@ -208,16 +232,16 @@ class GuardedSpeculator:
         name: str,
         *arguments: Any,
         about: Collection[int] | None = None,
-        read: Callable[[Any], Any] = lambda answer: answer,
         otherwise: Any = None,
     ) -> Any:
-        """Call its method `name`, and `read` on the result; if either raises, disable it for the
-        sequences `about` (default: that of the first argument) and return `otherwise`.
+        """Call its method `name`; if that raises or returns nonsense, disable it for the sequences
+        `about` (default: that of the first argument) and return `otherwise`.
         """
         started = self._clock()
         try:
-            return read(getattr(self.speculator, name)(*arguments))
-        except (Exception, SystemExit) as error:  # a failed draft must not fail a request
+            answer = getattr(self.speculator, name)(*arguments)
+            return _READERS[name](answer) if name in _READERS else answer
+        except _FAILURES as error:
             self._fail(name, arguments[:1] if about is None else about, error)
             return otherwise
         finally:
@@ -235,10 +259,6 @@ class GuardedSpeculator:
                 failure,
             )
         self.failure = failure
-
-
-def _count(number: Any) -> int:
-    return max(0, int(number))
 
 
 def listed(drafts: Iterable[Draft], num_requests: int) -> list[Draft]:
@@ -260,7 +280,7 @@ def listed(drafts: Iterable[Draft], num_requests: int) -> list[Draft]:
     return drafts
 
 
-def explained(draft: object, error: Exception) -> Exception:
+def explained(draft: object, error: BaseException) -> BaseException:
     """The error for an unusable draft, or a clearer one."""
     if not isinstance(draft, Draft):
         return TypeError(

@@ -32,14 +32,14 @@ class GrowingDraft:
         """Whether it has a token."""
         return self.builder is not None and bool(self.builder.tokens)
 
-    def finish(self, name: str, unsure: str) -> Draft:
+    def finish(self, unsure: str) -> Draft:
         """The finished draft; `unsure` is the reason if it is empty."""
         if self.builder is None or self.reason:
             return Draft(reason=self.reason, is_ready=False)
         tokens, confidence = self.builder.finish()
         if not tokens:
             return NO_DRAFT if self.has_begun else Draft(reason=unsure)
-        return Draft(tokens, self.scores or confidence, name)
+        return Draft(tokens, self.scores or confidence)
 
 
 def times_of(

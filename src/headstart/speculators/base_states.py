@@ -68,7 +68,7 @@ class StateSpeculator(FollowingSpeculator):
             self.cut(draft.request.seq_id)
             if draft.builder is not None:
                 self._last[draft.request.seq_id] = draft
-        return [draft.finish(self.name, self.unsure) for draft in drafts]
+        return [draft.finish(self.unsure) for draft in drafts]
 
     def _draft(self, drafts: Sequence[StateDraft]) -> None:
         """Extend all drafts as far as they go."""

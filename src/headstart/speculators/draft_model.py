@@ -158,7 +158,7 @@ class DraftModelSpeculator(Speculator):
             if self._keeps_states:
                 self._keep_settled(active)
         self._share_prompts(drafts)
-        return [s.finish(self.name, "draft model is unsure") for s in drafts]
+        return [s.finish("draft model is unsure") for s in drafts]
 
     def _share_prompts(self, drafts: Sequence[DraftInProgress]) -> None:
         """Share prompts just decoded with requests that have the same prefix."""

@@ -192,8 +192,8 @@ class DraftInProgress(GrowingDraft):
         token = self.builder.extend(logits, self.request.min_confidence)
         self.pending = [] if token is None else [token]
 
-    def finish(self, name: str, unsure: str) -> Draft:
-        draft = GrowingDraft.finish(self, name, unsure)
+    def finish(self, unsure: str) -> Draft:
+        draft = GrowingDraft.finish(self, unsure)
         # all but the last draft token are in the cache if accepted
         self.sequence.num_caught_up += max(0, len(draft.tokens) - 1)
         return draft

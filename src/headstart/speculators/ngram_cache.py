@@ -3,8 +3,8 @@
 Three levels, tried in this order with llama.cpp's thresholds: the context (this request), the
 dynamic level (what requests of the public namespace have generated; kept in a file on request) and
 the static level (a file, never changed; only its bigrams count). Static counts also weigh the
-tokens of the other two. The score of a token is the running product of c / (s + 1 / n): c of the s
-tokens that followed its n-gram of n tokens.
+tokens of the other two. The score of a token is c / (s + 1 / n): c of the s tokens that followed
+its n-gram of n tokens.
 
 Unlike llama.cpp: the context is reset with each request, single tokens are counted, the dynamic
 file is written (atomically, and not over the changes of another process) and the static file is
@@ -159,7 +159,7 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
             tokens.append(guess[0])
             scores.append(guess[1])
             key, size = slide(key, guess[0]), min(size + 1, MAX_NGRAM)
-        return Draft(tokens, scores, self.name, "" if tokens else "no match")
+        return Draft(tokens, scores)
 
     def end(self, seq_id: int) -> None:
         history = self.histories.pop(seq_id, None)

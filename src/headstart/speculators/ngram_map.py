@@ -106,12 +106,10 @@ class _NgramMap(TextSpeculator[_KeyedText]):
     def draft_for(self, history: _KeyedText, request: DraftRequest) -> Draft:
         places = history.places(max(self._num_places, self._options.min_hits))
         if len(places) < self._options.min_hits:
-            return Draft(
-                speculator=self.name, reason="fewer hits than min-hits" if places else "no match"
-            )
+            return Draft(reason="fewer hits than min-hits" if places else "")
         choice = self._choose(history, places)
         if choice is None:
-            return Draft(speculator=self.name, reason="no continuation dominates")
+            return Draft(reason="no continuation dominates")
         position, num_agreeing, num_places, key = choice
         tokens = history.copy(position, min(history.length_of(key), request.max_tokens))
         history.watch(key, tokens)
@@ -120,7 +118,7 @@ class _NgramMap(TextSpeculator[_KeyedText]):
         )
         if scores:
             scores[0] *= num_agreeing / num_places
-        return Draft(tokens, scores, self.name)
+        return Draft(tokens, scores)
 
     _num_places: ClassVar[int]  # requested by `_choose`
 

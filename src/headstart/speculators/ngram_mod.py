@@ -2,8 +2,8 @@
 
 Every prompt and answer feeds the table, so a text seen in one request helps the next one of the
 same namespace. Drafts are built token by token: each draft token enters the window for the next
-lookup. The score of a token is the running product of c / (c + 1 / (n + i)), where c is how often
-the entry was confirmed (1 to 15).
+lookup. The score of the i-th, from 0, is c / (c + 1 / (n + i)), where c is how often the entry was
+confirmed (1 to 15).
 
 The idea and the names of the options are those of llama.cpp's ngram-mod; fingerprints and per-entry
 counts (`NgramTable`) replace its unchecked entries and its resets.
@@ -101,18 +101,16 @@ class NgramModSpeculator(TextSpeculator[_HashedText]):
     def draft_for(self, history: _HashedText, request: DraftRequest) -> Draft:
         options, window = self._options, history.tokens[-self._options.n_match :].tolist()
         if len(window) < options.n_match:
-            return Draft(speculator=self.name, reason="history too short")
+            return Draft(reason="history too short")
         tokens, counts = self._table.follow(
             history.key, window, history.salt, min(request.max_tokens, options.n_max)
         )
         if not tokens or len(tokens) < min(options.n_min, request.max_tokens):
-            return Draft(
-                speculator=self.name, reason="shorter than n-min" if tokens else "no match"
-            )
+            return Draft(reason="shorter than n-min" if tokens else "")
         scores = [
             count / (count + 1 / length) for length, count in enumerate(counts, options.n_match)
         ]
-        return Draft(tokens, scores, self.name)
+        return Draft(tokens, scores)
 
     def describe(self) -> dict[str, Any]:
         return {"table_bytes": self._table.num_bytes}

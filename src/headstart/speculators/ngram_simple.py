@@ -17,7 +17,7 @@ from headstart.config import option
 from headstart.speculators.base import register
 from headstart.speculators.base_texts import TextSpeculator, agreeing_scores
 from headstart.structures.suffix_index import SuffixIndex
-from headstart.types import Draft, DraftRequest
+from headstart.types import NO_DRAFT, Draft, DraftRequest
 
 
 @register
@@ -43,7 +43,7 @@ class NgramSimpleSpeculator(TextSpeculator[SuffixIndex]):
     def draft_for(self, history: SuffixIndex, request: DraftRequest) -> Draft:
         places = history.places(limit=1)
         if not places:
-            return Draft(speculator=self.name, reason="no match")
+            return NO_DRAFT
         length, position = places[0]
         tokens = history.copy(position, min(request.max_tokens, self._options.size_m))
-        return Draft(tokens, agreeing_scores(length, 1, len(tokens)), self.name)
+        return Draft(tokens, agreeing_scores(length, 1, len(tokens)))

@@ -40,7 +40,7 @@ from headstart.structures.suffix_index import SLICE, Place, SuffixIndex, Tail
 from headstart.structures.text_store import TextStore
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.text.vocabulary.variants import variants
-from headstart.types import Draft, DraftRequest, Vocab
+from headstart.types import NO_DRAFT, Draft, DraftRequest, Vocab
 from headstart.types.errors import ConfigError
 
 _Prompt = tuple[str, bytes]
@@ -67,7 +67,6 @@ class _AlignedText(SuffixIndex):
         super().extend(new)
 
 
-_NO_MATCH = Draft(speculator="suffix", reason="no match")
 _FACTOR = 4  # maximum draft length per token of the longest match
 _MAX_PLACES = 3  # voting on the next token
 _MIN_SHARE = 0.1  # a draft ends before its expected acceptance falls below this
@@ -143,10 +142,10 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
             indexes = (history, *self._visible[request.namespace])
             best = self._best_copy(history, indexes, request.max_tokens)
             if best is None:
-                return _NO_MATCH
+                return NO_DRAFT
             _, index, start, tokens, scores = best
             alignment.start(index, start)
-        return Draft(*alignment.rewrite(tokens, scores, request.max_tokens), self.name)
+        return Draft(*alignment.rewrite(tokens, scores, request.max_tokens))
 
     def _best_copy(
         self, history: _AlignedText, indexes: Sequence[SuffixIndex], max_tokens: int

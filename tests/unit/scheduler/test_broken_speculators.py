@@ -77,6 +77,12 @@ class Broken(Speculator):
     def end(self, seq_id: int) -> None:
         self._call("end", seq_id)
 
+    def save_sequence(self, seq_id: int, namespace: str) -> Any:
+        return self._call("save_sequence")
+
+    def time_decodes(self, clock: object) -> Any:
+        return self._call("time_decodes")
+
     def describe(self) -> Any:
         return self._call("describe") if "describe" in self._does else {}
 
@@ -258,13 +264,31 @@ def test_owned_tokens_read_like_a_list_and_their_copies_are_lists() -> None:
     assert tokens == [1, 4, 5]
 
 
+@pytest.mark.parametrize("state", [5, "abc", [1, 2], np.zeros(4), memoryview(b"abc"), SystemExit()])
+def test_a_saved_state_that_is_no_bytes_costs_no_request_and_is_not_kept(state: object) -> None:
+    does = raising(state) if isinstance(state, SystemExit) else lambda _: state
+    engine, requests = Model(2), make_requests(12)
+    chain = [Broken(save_sequence=does)]
+    scheduler = make_scheduler(engine, chain, parallel=2, cache_ram=10)
+    check(engine, requests, play(scheduler, requests))
+    assert scheduler.counters.prompts_saved
+    assert "save_sequence" in scheduler.drafting.speculators["broken"].failure
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), SystemExit(3)])
+def test_one_that_cannot_time_itself_is_measured_later(error: BaseException) -> None:
+    speculator = GuardedSpeculator(Broken(time_decodes=raising(error)), SIZE)
+    assert speculator.time_decodes(lambda: 0.0) is None
+
+
 @pytest.mark.parametrize(
-    "says", [KeyError("x"), {"a": object()}, {"a": 2**70}, [1], None, {"a": lambda: 1}]
+    "says",
+    [KeyError("x"), SystemExit(3), {"a": object()}, {"a": 2**70}, [1], None, {"a": lambda: 1}],
 )
 def test_a_description_that_fails_costs_itself_only_and_is_logged_once(
     says: object, caplog
 ) -> None:
-    describe = raising(says) if isinstance(says, Exception) else lambda _: says
+    describe = raising(says) if isinstance(says, BaseException) else lambda _: says
     requests = make_requests(2)
     scheduler = make_scheduler(Model(), [Broken(describe=describe)])
     with caplog.at_level(logging.ERROR):

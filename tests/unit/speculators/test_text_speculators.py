@@ -72,8 +72,7 @@ def test_every_draft_is_well_formed(name: str, prompt: list[int], steps: list[li
         draft = propose(speculator, history, max_tokens=1 + i)
         assert len(draft.tokens) == len(draft.confidence) <= 1 + i
         assert all(0 < score <= 1 for score in draft.confidence)
-        assert bool(draft.tokens) != bool(draft.reason)
-        assert draft.speculator == name
+        assert not (draft.tokens and draft.reason)
         history += step
         speculator.accept(0, step, 0)
 
