@@ -140,13 +140,14 @@ class Offloading:
         lengths = [cells.length for cells in self._cells]
         if all(lengths) or 2 * sum(lengths) > self._engine.num_cells:
             oldest = min(idle, key=lambda one: one.last_used)
-            is_known = oldest.last_used == self._kept_ahead  # looking it up again is O(context)
-            if not is_known and self._has_room(oldest) and self.keep(oldest):
+            # looking it up again is O(context), and what cannot be copied is not retried
+            is_done = oldest.last_used == self._kept_ahead or not self._has_room(oldest)
+            if not is_done and (self.keep(oldest) or self.take_time()):
                 self._kept_ahead = oldest.last_used
 
     def is_too_long(self, cells: Cells) -> bool:
-        """Whether the slot's prompt exceeds the size of main memory."""
-        return cells.length * self._bytes_per_token > self.store.max_bytes
+        """Whether the slot's prompt does not fit into main memory."""
+        return not self.store.fits(cells.namespace, cells.length * self._bytes_per_token)
 
     def _has_room(self, cells: Cells) -> bool:
         """Whether main memory can take a prompt without knowing fewer conversations than the cache
@@ -363,6 +364,7 @@ class Offloading:
         is_back = length >= wanted
         cells.hold(list(stored.tokens[:length]), num_prompt=stored.num_prompt if is_back else 0)
         cells.namespace, cells.is_private = stored.namespace, stored.is_private
+        cells.last_used = self._clock()  # the next request takes another slot
         if is_back:
             others = dict(stored.others)
             self._drafting.restore_sequences(cells.seq_id, others, stored.namespace)

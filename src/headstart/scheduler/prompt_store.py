@@ -99,15 +99,21 @@ class PromptStore:
             excess, count = excess - prompt.num_bytes, count + 1
         return count
 
+    def fits(self, namespace: str, num_bytes: float) -> bool:
+        """Whether a prompt would stay: others keep no more than it has."""
+        tenant = tenant_of(namespace)
+        others = (min(held, num_bytes) for one, held in self._held.items() if one != tenant)
+        return num_bytes + sum(others) <= self.max_bytes
+
     def put(self, prompt: StoredPrompt) -> bool:
         """Store a prompt. Drops prompts that it extends, then evicts the oldest ones of the tenant
-        with the most bytes. Returns False if it is larger than the store.
+        with the most bytes. Returns False if it does not fit.
         """
-        if prompt.num_bytes > self.max_bytes:
+        if not self.fits(prompt.namespace, prompt.num_bytes):
             self.dropped(prompt)
             return False
         alike, num_common = self._indexes[prompt.namespace].find(prompt.tokens)
-        if alike is not None and not prompt.is_whole:
+        if alike is not None and not (prompt.is_whole or alike.is_whole):
             ends = {block.end for block in prompt.blocks}
             known = {one.end: one for one in alike.known(num_common) if one.end in ends}
             blocks = tuple(known.get(block.end, block) for block in prompt.blocks)

@@ -237,8 +237,8 @@ class Scheduler:
         if self.waiting and num_running < len(self.cells):
             self._admit()
         self.cache.share_prefixes(self.running)
-        if len(self.running) < len(self.cells):
-            is_new = self._sets_aside and len(self.running) > num_running and not self.waiting
+        if not self.waiting and len(self.running) < len(self.cells):  # nothing is being restored
+            is_new = self._sets_aside and len(self.running) > num_running
             self.cache.offloading.go_on(is_new=is_new)
         answers, plan.prompts = self.turns.choose(self.running)
         plan.answer(answers)

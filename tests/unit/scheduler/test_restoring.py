@@ -1,0 +1,142 @@
+"""Prompts that are copied and restored beside answers hold up no request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+from unittest.mock import Mock
+
+import pytest
+from tests.harness import Answer, Model, collect, endless, make_scheduler, step_until, submit_all
+from tests.unit.scheduler.conversations import ask, conversation, long
+
+from headstart.scheduler.offloading import Offloading
+from headstart.scheduler.prompt_store import PromptStore, StoredBlock, StoredPrompt
+from headstart.scheduler.scheduler import Scheduler
+from headstart.structures.checkpoints import pack
+from headstart.structures.prefix_index import packed
+from headstart.types.errors import EngineError
+from headstart.types.request import Request
+
+
+def stored_again(scheduler: Scheduler, *numbers: int) -> list[Request]:
+    """Prompts of 1,200 tokens that are in main memory, asked again; few blocks fit into a step."""
+    requests = [larger(number) for number in numbers]
+    for request in requests:
+        ask(scheduler, request)
+        evict(scheduler)
+    return [
+        replace(one, request_id=f"again {one.request_id}", prompt=[*one.prompt, 1])
+        for one in requests
+    ]
+
+
+def evict(scheduler: Scheduler) -> None:
+    """Move all of an idle prompt to main memory."""
+    scheduler.cache.offloading.begin_step(inf)
+    assert scheduler.cache.offloading.evict()
+
+
+def larger(number: int, times: int = 4, **fields: object) -> Request:
+    return replace(long(number), prompt=[*long(number).prompt] * times, **fields)
+
+
+def play_beside_an_answer(scheduler: Scheduler, *requests: Request) -> dict[str, Answer]:
+    """What these get while another request runs."""
+    answers = dict[str, Answer]()
+    submit_all(scheduler, requests)
+    for _ in range(200):
+        scheduler.step()
+        collect(scheduler, answers)
+    assert len(scheduler.running) >= 1
+    assert all(answers[request.request_id].end for request in requests)
+    return answers
+
+
+@pytest.fixture
+def restoring(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scheduler]:
+    """Makes schedulers that restore whatever they can."""
+    # the clock of these tests goes on with every look at it
+    monkeypatch.setattr(Offloading, "_saves_time", lambda self, gained, copying: gained > 31)
+
+    def make(num_slots: int, tile: int = 1) -> Scheduler:
+        engine = Model(context_size=4096, num_cells=20_000)
+        engine.attention_tile = tile
+        return make_scheduler(engine, parallel=num_slots)
+
+    return make
+
+
+def test_prompts_are_restored_beside_an_answer_each_into_its_own_slot(
+    restoring: Callable[..., Scheduler],
+) -> None:
+    scheduler = restoring(3)
+    again = stored_again(scheduler, 1, 2)
+    ask(scheduler, *(larger(number, slot_id=number - 2) for number in (3, 4)))
+    submit_all(scheduler, [endless([1, 2], 900, "answer")], 1)
+    answers = play_beside_an_answer(scheduler, *again)
+    assert [answers[one.request_id].stats.num_cached for one in again] == [1200, 1200]
+
+
+def test_no_slot_is_emptied_while_a_prompt_is_restored_into_it(
+    restoring: Callable[..., Scheduler],
+) -> None:
+    scheduler = restoring(5, tile=64)
+    again = stored_again(scheduler, 1)
+    submit_all(scheduler, [endless([1, 2], 900, "answer")], 1)
+    submit_all(scheduler, (larger(number, slot_id=number) for number in (2, 3, 4)))
+    step_until(scheduler, lambda _: len(scheduler.running) + len(scheduler.waiting) == 1)
+    submit_all(scheduler, [endless([3, 4], 900, "other")], 1)
+    assert scheduler.cache.offloading._is_behind
+    assert play_beside_an_answer(scheduler, *again)[again[0].request_id].stats.num_cached == 1200
+
+
+def test_a_prompt_beyond_its_tenant_s_share_of_main_memory_holds_up_no_request(
+    restoring: Callable[..., Scheduler],
+) -> None:
+    scheduler = restoring(2)
+    store = scheduler.cache.offloading.store
+    for name in "abc":
+        ask(scheduler, larger(1, namespace=name, request_id=name))
+        evict(scheduler)
+    store.max_bytes = store.num_bytes + 2000
+    ask(scheduler, larger(2, 8, namespace="d"))
+    submit_all(scheduler, [endless([1, 2], 900, "answer")], 1)
+    play_beside_an_answer(scheduler, conversation(5, namespace="e"))
+    assert store.holds("c", packed(larger(1).prompt))
+
+
+def test_a_prompt_that_cannot_be_copied_is_tried_once_and_not_in_every_step(
+    restoring: Callable[..., Scheduler],
+) -> None:
+    scheduler = restoring(2)
+    ask(scheduler, conversation(1))
+    scheduler.engine.save_block = save = Mock(side_effect=EngineError("no state"))
+    submit_all(scheduler, [endless([1, 2], 900, "answer")], 50)
+    assert save.call_count == 1
+
+
+def prompt(tokens: list[int], namespace: str = "", num_bytes: int = 10) -> StoredPrompt:
+    block = StoredBlock(0, len(tokens), bytes(num_bytes))
+    return StoredPrompt(namespace, packed(tokens), (block,))
+
+
+def test_a_tenant_s_only_prompt_is_stored_if_it_would_stay() -> None:
+    store = PromptStore(100)
+    store.put(prompt([1], "a", 56))
+    for size, is_kept in ((47, False), (46, True)):  # the tokens have four bytes
+        assert store.put(prompt([2], "b", size)) == is_kept
+        assert store.holds("b", packed([2])) == is_kept
+    assert not store.holds("a", packed([1]))
+
+
+def test_the_state_of_a_whole_text_takes_the_place_of_no_block() -> None:
+    store = PromptStore(10**9)
+    whole = replace(prompt([1] * 64), blocks=(StoredBlock(0, 64, pack(b"state", [])),))
+    blocks = StoredBlock(0, 64, b"first"), StoredBlock(64, 70, b"rest")
+    store.put(whole)
+    store.put(replace(prompt([1] * 70), blocks=blocks))
+    found, _ = store.find("", packed([1] * 70))
+    assert found is not None
+    assert found.blocks == blocks
