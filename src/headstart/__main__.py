@@ -1,5 +1,6 @@
 """The `headstart` command, also as `python -m headstart`."""
 
+import os
 import signal
 import sys
 
@@ -9,6 +10,7 @@ def main() -> int:
 
     Ctrl-C ends it without a word while Python still imports; a package that is missing is named.
     """
+    _prepare_streams()
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # an import that it ends blames the package
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -26,6 +28,18 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
+
+
+def _prepare_streams() -> None:
+    """Open the standard streams that are closed, before a socket gets such a number and with it
+    what libllama prints; what a terminal cannot show becomes a question mark.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode)  # noqa: SIM115  gets the lowest free number
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
 
 
 if __name__ == "__main__":  # the engine process imports this module too, and needs no command line

@@ -120,6 +120,8 @@ def test_an_installed_backend_comes_before_llama_cpp_python(tmp_path: Path) -> N
     package = find_library.find(cache)
     assert package is not None
     assert package.parent == binding.folder
+    closed = {"HEADSTART_CACHE": str(tmp_path / ("a name too long" * 30))}  # as another user's
+    assert find_library.find(closed) == package
     (tmp_path / "libllama").mkdir()
     (tmp_path / "libllama/libllama.so").touch()
     assert find_library.find(cache) == tmp_path / "libllama/libllama.so"

@@ -40,7 +40,7 @@ def installed_folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 def _library_in(folder: Path, name: str = "llama") -> Path | None:
     files = (folder / file for file in (f"lib{name}.so", f"lib{name}.dylib", f"{name}.dll"))
-    return next((file for file in files if file.is_file()), None)
+    return next(filter(os.path.isfile, files), None)  # the cache may be another user's, and closed
 
 
 def find(environment: Mapping[str, str] = os.environ) -> Path | None:

@@ -47,6 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader left; the interpreter must not complain about it at exit
         return 1
+    except OSError as error:  # of a file that the caller named, or the system's
+        print(f"headstart: error: {error}", file=sys.stderr)
+        return 1
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -60,16 +63,13 @@ def _dispatch(arguments: list[str]) -> int:
         else:
             command, arguments = "serve", ["serve", "--help", *arguments[1:]]
     as_llama_server = command.startswith("-")
-    if command in ("--version", "-V", "version"):
+    if command in ("-V", "version") or "--version" in arguments:
         print(_version())
         return 0
     if as_llama_server:
         command, arguments = "serve", ["serve", *arguments]
     if command.lower().endswith(".gguf"):
         command, arguments = "serve", ["serve", "--model", *arguments]
-    if command == "serve" and "--version" in arguments:
-        print(_version())
-        return 0
     if command == "serve" and "--list-devices" in arguments:
         command, arguments = "devices", ["devices"]
     # imported here: the engine process imports this module if the command is a script

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -54,6 +56,22 @@ def test_a_missing_dependency_is_one_line(package: str) -> None:
     (line,) = done.stderr.splitlines()
     assert f"the package {package} is not installed" in line
     assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_a_terminal_without_a_character_shows_another() -> None:
+    command = [sys.executable, "-m", "headstart", "serve", "--help-all"]
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_no_file_gets_the_number_of_a_closed_standard_stream(tmp_path: Path) -> None:
+    """libllama prints to number 2, whatever is open there."""
+    code = "import sys; from headstart.__main__ import main; sys.argv[1:] = ['--help']; main()\n"
+    code += f"number = open({str(tmp_path / 'file')!r}, 'w'); number.write(str(number.fileno()))"
+    script = """exec "$0" -c "$1" <&- >&- 2>&-"""
+    subprocess.run(["sh", "-c", script, sys.executable, code], check=True, timeout=60)
+    assert int((tmp_path / "file").read_text()) > 2
 
 
 @pytest.mark.parametrize("before", ["--help", "help"])
@@ -116,6 +134,7 @@ def test_a_mistake_is_one_line_and_exit_code_1(
         (ModelError("no"), 1),
         (RequestError("no"), 1),
         (EngineError("no"), 1),
+        (PermissionError(13, "Permission denied", "/root/x.gguf"), 1),
         (KeyboardInterrupt(), 130),
     ],
 )
@@ -145,12 +164,15 @@ def test_serve_which_may_be_left_out_is_handed_the_config_and_its_code_returned(
     assert seen[0].server.port == 81
 
 
-@pytest.mark.parametrize("flag", ["--version", "--list-devices"])
-def test_what_ends_llama_server_at_once_ends_serve(
-    assemble: ModuleType, capsys: pytest.CaptureFixture[str], flag: str
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [("serve", "--version"), ("serve", "--list-devices"), ("verify", "--version")],
+)
+def test_what_ends_llama_server_at_once_ends_a_command(
+    assemble: ModuleType, capsys: pytest.CaptureFixture[str], command: str, flag: str
 ) -> None:
     vars(assemble).update(list_devices=lambda config: [], libllama_version=lambda: "9.9 (b1)")
-    assert main(["serve", "-c", "512", flag]) == 0
+    assert main([command, "-c", "512", flag]) == 0
 
 
 def test_print_config_does_not_serve(
