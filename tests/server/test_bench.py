@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from tests.server.serving import serving_models
 
+from headstart.app.cli import serve
 from headstart.app.cli.command import Command
 from headstart.config import Config, EngineConfig, SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.state import StateFile
 from headstart.extras.bench import arms, tune
+from headstart.extras.bench.client import Answer, Client
 from headstart.extras.bench.command import COMMAND
+from headstart.extras.bench.library import read_questions
 from headstart.types.errors import ConfigError, HeadstartError
 
 
@@ -88,9 +92,13 @@ def test_tune_needs_a_place_for_the_profile() -> None:
     [
         (["--workloads", "knit"], "there are edit, json"),
         (["--users", "0"], "numbers from 1 on"),
+        (["--users", "1.5"], "whole numbers"),
+        (["--temperatures", "nan"], "numbers from 0 on"),
         (["--temperatures", "warm"], "numbers from 0 on"),
         (["--error", "0"], "above 0"),
-        (["--svg", "/nowhere/speed.svg"], "make it first"),
+        (["--svg", "/nowhere/speed.svg"], "a folder that exists"),
+        (["--svg", "/"], "must be a file"),
+        (["steps", "--json"], "takes no --json"),
         (["--settings", "suffix"], "SPECULATORS@LENGTH"),
         (["--settings", "@0"], "names '@0'"),
         (["--prompts", "/nowhere.txt"], "cannot read /nowhere.txt"),
@@ -109,21 +117,76 @@ def test_a_server_that_cannot_start_is_an_error_with_its_reason() -> None:
         COMMAND(["--quick", "--context", "1"])
 
 
-@pytest.mark.parametrize("flags", [[], ["--cache-disk", "100"]])
-@pytest.mark.parametrize("command", [COMMAND, tune.COMMAND])
-def test_its_server_keeps_prompts_on_the_disk_only_if_that_was_asked_for(
-    command: Command, flags: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started = list[list[str]]()
+Started = list[tuple[list[str], str, Mapping[str, str]]]
+"""Command, contents of its config file, and environment."""
 
-    def running(command: list[str], log: Path, key: str = "") -> NoReturn:
-        started.append(command)
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    """Servers of bench and tune, none of which is started."""
+    found: Started = []
+
+    def running(
+        command: list[str], log: Path, key: str, environment: Mapping[str, str]
+    ) -> NoReturn:
+        file = Path(command[command.index("--config") + 1])
+        found.append((command, file.read_text(), environment))
         raise HeadstartError("it is not started")
 
     monkeypatch.setattr(arms, "running", running)
+    return found
+
+
+@pytest.mark.parametrize("flags", [[], ["--cache-disk", "100"]])
+@pytest.mark.parametrize("command", [COMMAND, tune.COMMAND])
+def test_its_server_keeps_prompts_on_the_disk_only_if_that_was_asked_for(
+    command: Command, flags: list[str], started: Started
+) -> None:
     with suppress(HeadstartError):
         command(flags)
-    (words,) = started
+    ((words, _, _),) = started
     assert [words[i : i + 2] for i, word in enumerate(words) if word == "--cache-disk"] == (
         [flags] if flags else []
     )
+
+
+def test_its_server_computes_as_the_users_but_is_not_reached_and_records_nothing_like_it(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text('context = 2048\napi-prefix = "/llm"\nrecord-texts = "/texts"\ntemp = 0.5\n')
+    monkeypatch.setenv("HEADSTART_HOST", "/run/users.sock")
+    monkeypatch.setenv("LLAMA_ARG_TOP_K", "7")
+    with suppress(HeadstartError):
+        COMMAND(["--config", str(file)])
+    ((command, text, environment),) = started
+    for name in ("HEADSTART_HOST", "LLAMA_ARG_TOP_K"):
+        monkeypatch.delenv(name)
+        assert name not in environment
+    file.write_text(text)
+    flags = command[command.index("--config") + 2 :]
+    config = serve.COMMAND.read(["--config", str(file), *flags])[0].config()
+    assert (config.server.api_prefix, config.recording.record_texts) == ("", None)
+    assert (config.engine.context, config.sampling.numbers) == (
+        2048,
+        {"temperature": 0.5, "top_k": 7},
+    )
+    assert config.scheduler.kv_unified, "each question may use the whole context"
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
+def test_an_answer_has_no_more_tokens_than_its_body_and_the_flag_allow(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(f'{{"messages": [], "{name}": 300}}\n{{"messages": [], "{name}": 4}}')
+    asked = list[dict[str, Any]]()
+
+    def stream(client: Client, path: str, body: dict[str, Any], tenant: str) -> Answer:
+        asked.append(body)
+        return Answer("", 0.0, [1.0], 1)
+
+    monkeypatch.setattr(Client, "stream", stream)
+    Client("http://127.0.0.1:1").ask_all(read_questions(file), users=1, max_tokens=16)
+    assert [body.pop("max_tokens") for body in asked] == [16, 4]
+    assert not any(name in body for body in asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,16 +10,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from headstart.app.cli.arguments import LLAMA_SERVERS, PREFIX
 from headstart.app.cli.resolve import Resolved
+from headstart.app.cli.settings import all_settings
 from headstart.extras.bench.client import HEADSTART, TENANT_HEADER, Client, running
 from headstart.extras.bench.comparison import AUTO, OFF, OTHER
 from headstart.types.errors import ConfigError, HeadstartError
 
-# of the server's settings: bench sets these itself
-OWN_SETTINGS = (
-    "api_key", "api_key_file", "host", "port", "spec", "log_level", "page", "metrics",
-    "tenant_header",
+# the settings that a measured server takes over; not how it is reached, nor what it keeps
+PARTS = (
+    "model", "engine", "draft_engine", "scheduler", "speculation", "chat", "sampling", "images",
+    "server",
 )  # fmt: skip
+OF_SERVER = ("api_key", "chat_template", "chat_template_file")
+SHARED = (*(one.name for one in all_settings(PARTS[:-1])), *OF_SERVER)
 _KEY = "bench"
 
 Fields = Mapping[str, Any]
@@ -68,16 +73,24 @@ def open_server(
     access to prompts and past answers of others.
     """
     settings = folder / "settings.toml"
-    settings.write_text("\n".join(resolved.given_lines(leave_out=OWN_SETTINGS)), "utf-8")
+    settings.write_text("\n".join(resolved.given_lines(leave_out=("api_key", "spec"))), "utf-8")
+    prefixes, cache = (PREFIX, LLAMA_SERVERS), PREFIX + "CACHE"
+    environment = {  # whose settings are in the file, if they apply
+        name: text
+        for name, text in os.environ.items()
+        if name == cache or not name.startswith(prefixes)
+    }
     command = [*HEADSTART, "serve", "--config", str(settings), "--api-key", _KEY]
     command += ["--tenant-header", TENANT_HEADER, "--log-level", "warning", "--spec", "auto"]
     if resolved.origins["parallel"] == "default":
         command += ["--parallel", str(slots)]
+    if resolved.values["kv_unified"]:  # it would be off with --parallel and --context
+        command += ["--kv-unified"]
     if resolved.origins["cache_disk"] == "flag":  # the environment of `started` beats the file
         command += ["--cache-disk", str(resolved.values["cache_disk"])]
     if not keeps_state and resolved.origins["spec_state"] == "default":
         command += ["--spec-state", str(folder / "state.json")]
-    return stack.enter_context(running(command, folder / "server.log", _KEY))
+    return stack.enter_context(running(command, folder / "server.log", _KEY, environment))
 
 
 def open_arms(server: Client, settings: Mapping[str, Fields]) -> dict[str, Client]:

@@ -215,12 +215,17 @@ def _text(event: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def running(command: Sequence[str], log: Path, key: str = "") -> Iterator[Client]:
+def running(
+    command: Sequence[str],
+    log: Path,
+    key: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Client]:
     """Run a server as `started` does; yields a client with this API key.
 
     If it is Headstart, its warm-up is over: it would disturb what is measured meanwhile.
     """
-    with started(command, log) as (process, url):
+    with started(command, log, environment) as (process, url):
         client = Client(url, key)
         _wait(process, log, lambda: _is_warm(client))
         yield client

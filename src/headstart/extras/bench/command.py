@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from headstart.app.cli.command import Command
 from headstart.app.cli.resolve import Resolved
+from headstart.app.cli.settings import settings_of
 from headstart.config import option
 from headstart.extras.bench import steps
 from headstart.extras.bench.arms import (
+    PARTS,
+    SHARED,
     open_arms,
     open_others,
     open_server,
@@ -29,6 +33,8 @@ from headstart.extras.bench.picture import picture
 from headstart.extras.bench.tables import facts, tables
 from headstart.types.errors import ConfigError
 
+N = TypeVar("N", int, float)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
@@ -37,7 +43,9 @@ class BenchOptions:
     users: str | None = option(
         None, "requests at the same time; table lines for each number. Default: 1,4, or 1 and -np"
     )
-    workloads: str = option("edit,json,chat,continue,agent", f"of {', '.join(WORKLOADS)}")
+    workloads: str | None = option(
+        None, f"of {', '.join(WORKLOADS)}; default: edit,json,chat,continue,agent"
+    )
     temperatures: str = option("0,0.8", "temperatures, separated by commas")
     prompts: str | None = option(
         None, "file with a prompt a line, or a request body as JSON, instead of the workloads"
@@ -47,15 +55,18 @@ class BenchOptions:
     )
     tokens: int = option(128, "most tokens of an answer", least=1)
     rate: float = option(0.0, "users arriving per second, at random times; 0: together", least=0)
-    settings: str = option(
-        "@4;@8;@16",
-        "what auto is compared with, besides off: @LENGTH, SPECULATORS@LENGTH or auto:SPECULATORS",
+    settings: str | None = option(
+        None,
+        "what auto is compared with, besides off: @LENGTH, SPECULATORS@LENGTH or auto:SPECULATORS; "
+        "default: @4;@8;@16",
     )
     error: float = option(0.03, "error of a ratio, as printed, at which a line is finished")
     seconds: float = option(
         600.0, "begin no further round after this; each line gets three rounds", least=0
     )
-    quick: bool = option(False, "one user, edit and chat, one fixed length; some minutes")
+    quick: bool = option(
+        False, "unless set: one user, edit and chat, one fixed length; some minutes"
+    )
     url: str | None = option(
         None, "measure this server of OpenAI's API, and nothing else; --api-key is its key"
     )
@@ -71,12 +82,16 @@ class BenchOptions:
 def run(resolved: Resolved, words: list[str]) -> int:
     """Measure and print; return the exit code."""
     if words == ["steps"]:
+        for one in settings_of(BenchOptions):
+            if resolved.origins[one.name] == "flag":
+                raise ConfigError(f"headstart bench steps takes no {one.flag}; leave it out")
         return steps.run(resolved.config())
     if words:
         raise ConfigError(f"unexpected argument {words[0]!r}; the only one is steps")
     options = resolved.own(BenchOptions)
     cells = read_cells(options, resolved.config().scheduler.parallel, resolved.origins["parallel"])
-    settings = read_settings("@8" if options.quick else options.settings)
+    lengths = "@8" if options.quick else "@4;@8;@16"
+    settings = read_settings(lengths if options.settings is None else options.settings)
     questions = None if options.prompts is None else read_questions(Path(options.prompts))
     most_users = max(cell.users for cell in cells)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
@@ -92,11 +107,11 @@ def run(resolved: Resolved, words: list[str]) -> int:
         scores = measure(clients, cells, questions, options)
         control = {} if server is None else control_of(server)
     cost_ms = control.get("cost_ms", {}).get("rows", {})
-    if options.svg is not None:
-        Path(options.svg).write_text(picture(scores, cost_ms), "utf-8")
     print(
         json.dumps({"lines": facts(scores), "control": control}) if options.json else tables(scores)
     )
+    if options.svg is not None:  # last, because the disk may be full
+        Path(options.svg).write_text(picture(scores, cost_ms), "utf-8")
     return 0
 
 
@@ -151,28 +166,34 @@ def read_cells(options: BenchOptions, parallel: int, origin: str) -> list[Cell]:
     """
     if options.error <= 0.0:
         raise ConfigError("--error must be above 0")
-    if options.svg is not None and not Path(options.svg).absolute().parent.is_dir():
-        raise ConfigError(f"--svg {options.svg}: there is no such folder; make it first")
+    if options.svg is not None:
+        file = Path(options.svg).absolute()
+        if file.is_dir() or not file.parent.is_dir():
+            raise ConfigError(f"--svg {options.svg} must be a file in a folder that exists")
     if options.prompts is not None:
         names = ["prompts"]
     else:
-        names = ["edit", "chat"] if options.quick else options.workloads.split(",")
+        usual = "edit,chat" if options.quick else "edit,json,chat,continue,agent"
+        names = (options.workloads or usual).split(",")
         if unknown := [name for name in names if name not in WORKLOADS]:
             raise ConfigError(f"--workloads names {unknown[0]!r}; there are {', '.join(WORKLOADS)}")
     default = "1,4" if origin == "default" else ",".join(dict.fromkeys(("1", str(parallel))))
     asked = options.users or ("1" if options.quick else default)
     users = _numbers("--users", asked, 1)
-    temperatures = _numbers("--temperatures", options.temperatures, 0)
-    return [Cell(name, value, int(n)) for n in users for name in names for value in temperatures]
+    temperatures = _numbers("--temperatures", options.temperatures, 0.0)
+    return [Cell(name, value, n) for n in users for name in names for value in temperatures]
 
 
-def _numbers(flag: str, text: str, least: float) -> list[float]:
+def _numbers(flag: str, text: str, least: N) -> list[N]:
+    kind, whole = type(least), "whole " * isinstance(least, int)
     try:
-        values = [float(part) for part in text.split(",")]
+        values = [kind(part) for part in text.split(",")]
     except ValueError:
         values = []
-    if not values or min(values) < least:
-        raise ConfigError(f"{flag} is {text!r} but must be numbers from {least:g} on, as in 1,4")
+    if not values or not all(least <= value < math.inf for value in values):
+        raise ConfigError(
+            f"{flag} is {text!r} but must be {whole}numbers from {least:g} on, as in 1,4"
+        )
     return values
 
 
@@ -194,7 +215,8 @@ COMMAND = Command(
         "step costs by its rows, and from which acceptance drafts pay."
     ),
     options=BenchOptions,
-    parts=None,
+    parts=PARTS,
+    shared=SHARED,
     usage="[steps] [flags]",
     run=run,
 )

@@ -102,7 +102,10 @@ def _read_line(line: str) -> Question:
         body = None
     if not isinstance(body, dict):
         return Question((line,))
-    return Question((), body.get("max_tokens") or 1024, is_raw="prompt" in body, body=body)
+    # taken out, because --tokens counts too
+    limits = [body.pop(name, 0) for name in ("n_predict", "max_completion_tokens", "max_tokens")]
+    limit = next((limit for limit in limits if limit and limit > 0), 1024)
+    return Question((), limit, is_raw="prompt" in body, body=body)
 
 
 @cache
