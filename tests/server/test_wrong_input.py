@@ -228,6 +228,17 @@ def test_unknown_routes_are_404_and_wrong_methods_405(client):
     assert response.headers["allow"] == "POST"
 
 
+def test_errors_have_the_form_of_their_paths_api(client, worker, monkeypatch):
+    for path in ("/api/chat", "/api/nothing"):  # another method; no such path
+        assert path in client.get(path).json()["error"]
+    for path in ("/v1/messages", "/v1/messages/nothing"):
+        answer = client.get(path).json()
+        assert (answer["type"], path in answer["error"]["message"]) == ("error", True)
+    monkeypatch.setattr(worker, "submit", None)  # raises a TypeError
+    failed = client.post("/api/chat", json={"messages": MESSAGES})
+    assert (failed.status_code, "internal error" in failed.json()["error"]) == (500, True)
+
+
 def test_null_means_absent_and_unknown_fields_are_ignored(client, worker):
     body = {
         "messages": MESSAGES,

@@ -174,7 +174,7 @@ async def _answer_nobody(request: Request, error: Exception) -> Response:
 
 
 async def _answer_failure(request: Request, error: Exception) -> Response:
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def _answer(request: Request, error: Exception) -> Response:
@@ -187,16 +187,13 @@ async def _answer(request: Request, error: Exception) -> Response:
 async def _answer_http(request: Request, error: Exception) -> Response:
     """Answer Starlette's own errors: unknown path (404), wrong method (405)."""
     assert isinstance(error, HTTPException)
-    path = request.url.path
-    if error.status_code == 404:
-        return error_response(ApiError(404, f"there is no {path} here"))
-    if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
-        response = error_response(
-            ApiError(405, f"{path} does not take {request.method}, only {allowed}")
-        )
-        response.headers["Allow"] = allowed
-        return response
-    return error_response(
-        ApiError(error.status_code if error.status_code in TYPES else 500, str(error.detail))
-    )
+    path, headers = request.url.path, error.headers or {}
+    status = error.status_code if error.status_code in TYPES else 500
+    words = str(error.detail)
+    if status == 404:
+        words = f"there is no {path} here"
+    elif status == 405:
+        words = f"{path} does not take {request.method}, only {headers.get('Allow', '')}"
+    response = error_response(ApiError(status, words), path)
+    response.headers.update(headers)
+    return response
