@@ -11,7 +11,8 @@ import anthropic
 import httpx2
 import pytest
 from tests.server.fake_worker import FakeWorker, say
-from tests.server.serving import serving
+from tests.server.serving import served_model, serving
+from tests.server.test_tool_calls import TEMPLATE
 
 from headstart.server.anthropic import MessagesBody, chat_body
 from headstart.types.errors import HeadstartError
@@ -111,13 +112,78 @@ def test_blocks_become_messages_in_their_order() -> None:
         thinking={"type": "disabled"},
     )
     chat = chat_body(body)
-    assert [message["role"] for message in chat.messages] == ["system", "assistant", "user", "tool"]
+    assert [message["role"] for message in chat.messages] == ["system", "assistant", "tool", "user"]
     said = chat.messages[1]
     assert said["reasoning_content"] == "hm"
     assert said["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"x":1}'}
-    assert chat.messages[3] == {"role": "tool", "tool_call_id": "1", "content": "seen"}
+    assert chat.messages[2] == {"role": "tool", "tool_call_id": "1", "content": "seen"}
     assert chat.chat_template_kwargs == {"enable_thinking": False}
     assert chat.max_tokens == 4096
+
+
+def test_a_stamp_of_claude_code_changes_no_prompt() -> None:
+    def prompt(stamp: str) -> Any:
+        head = f"x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; {stamp};"
+        system = [{"type": "text", "text": head}, {"type": "text", "text": "You are Claude Code."}]
+        return chat_body(MessagesBody(system=system, messages=MESSAGES)).messages[0]["content"]
+
+    assert prompt("cch=a5145") == prompt("cch=0ffee") != prompt("other=a5145")
+    assert prompt("cch=a5145").endswith("cch=fffff;You are Claude Code.")
+
+
+def test_the_wanted_form_and_effort_are_those_of_chat() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    config = {"format": {"type": "json_schema", "schema": schema}, "effort": "low"}
+    worker = FakeWorker()
+    with serving(worker) as client, claude(client) as sdk:
+        sdk.messages.create(model="any", max_tokens=9, messages=MESSAGES, output_config=config)
+    constraint = worker.requests[0].constraint
+    assert constraint
+    assert json.loads(constraint.text) == schema
+    body = MessagesBody.model_validate({"messages": MESSAGES, "output_config": config})
+    assert chat_body(body).reasoning_effort == "low"
+
+
+@pytest.mark.parametrize("name", ["repeat_penalty", "speculative.p_min", "grammar", "stream"])
+def test_other_fields_of_chat_are_taken(name: str) -> None:
+    value: Any = {"grammar": 'root ::= "a"', "stream": True}.get(name, 0.5)
+    chat = chat_body(MessagesBody.model_validate({"messages": MESSAGES, name: value}))
+    holder: Any = chat.speculative if name.startswith("speculative.") else chat
+    assert getattr(holder, name.removeprefix("speculative.")) == value
+
+
+def test_a_stop_string_of_the_template_is_the_end_of_the_turn() -> None:
+    worker = FakeWorker(lambda request: say(request, b"ab", reason="word", stopping_word="<|e|>"))
+    with serving(worker) as client, claude(client) as sdk:
+        answer = sdk.messages.create(model="any", max_tokens=9, messages=MESSAGES)
+    assert (answer.stop_reason, answer.stop_sequence) == ("end_turn", None)
+
+
+CALL = b'<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("said", "kinds"),
+    [
+        ([b"Hm.</think>One.", CALL, b"Two."], ["thinking", "text", "tool_use", "text"]),
+        ([b"Hm.</think>", CALL, CALL], ["thinking", "tool_use", "tool_use"]),
+        ([b"Hm."], ["thinking"]),
+        ([], ["text"]),
+    ],
+)
+def test_a_stream_has_the_blocks_of_the_whole_answer(said: list[bytes], kinds: list[str]) -> None:
+    worker = FakeWorker(lambda request: say(request, *said))
+    wish = {"model": "any", "max_tokens": 9, "messages": MESSAGES, "tools": TOOLS}
+    with serving(worker, model=served_model(TEMPLATE)) as client, claude(client) as sdk:
+        whole = sdk.messages.create(**wish)
+        with sdk.messages.stream(**wish) as stream:
+            streamed = stream.get_final_message()
+    blocks = [
+        [block.model_dump(exclude={"id"}) for block in one.content] for one in (whole, streamed)
+    ]
+    assert blocks[0] == blocks[1]
+    assert [block["type"] for block in blocks[0]] == kinds
+    assert whole.stop_reason == streamed.stop_reason
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ from headstart.server.chat import answer_chat, count_chat_tokens
 from headstart.server.dialect import Choice, Chunk, Dialect, Piece, call_arguments
 from headstart.server.errors import not_supported, shorten, wrong_value
 from headstart.server.routing import Routes
-from headstart.server.schemas import ChatBody
+from headstart.server.schemas import ChatBody, shared_fields
 from headstart.server.translate import Call
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
 from headstart.types.errors import RequestError
@@ -25,7 +26,7 @@ routes = Routes()
 
 
 class MessagesBody(Body):
-    """POST /v1/messages and /v1/messages/count_tokens."""
+    """POST /v1/messages and /v1/messages/count_tokens; further fields of chat are accepted too."""
 
     asks_model: ClassVar[bool] = True
     model_config = ConfigDict(extra="allow")
@@ -40,6 +41,9 @@ class MessagesBody(Body):
     )
     thinking: dict[str, Any] | None = Field(
         default=None, description="{type: enabled or disabled, budget_tokens}"
+    )
+    output_config: dict[str, Any] = Field(
+        default_factory=dict, description="{format: {type: json_schema, schema}, effort}"
     )
 
 
@@ -67,12 +71,7 @@ def chat_body(body: MessagesBody) -> ChatBody:
     Raises:
         RequestError: it contains something that is not supported.
     """
-    extra = body.model_extra or {}
-    same = (
-        "temperature", "top_p", "top_k", "stream", "chat_template_kwargs", "seed", "min_p",
-        "speculative", "cache_prompt", "store", "id_slot", "priority",
-    )  # fmt: skip
-    data: dict[str, Any] = {name: extra[name] for name in same if name in extra}
+    data = shared_fields(body)
     messages = body.messages or [{"role": "user", "content": ""}]
     data["messages"] = [*_system(body.system), *_messages(messages)]
     # 4096 is llama-server's default
@@ -83,6 +82,11 @@ def chat_body(body: MessagesBody) -> ChatBody:
         data["tools"] = [_tool(index, tool) for index, tool in enumerate(body.tools)]
     if body.tool_choice:
         data |= _tool_choice(body.tool_choice)
+    data |= {
+        name: body.output_config[wanted]
+        for name, wanted in (("response_format", "format"), ("reasoning_effort", "effort"))
+        if wanted in body.output_config
+    }
     if body.thinking:
         is_on = body.thinking.get("type") != "disabled"
         if is_on and body.thinking.get("budget_tokens") is not None:
@@ -97,6 +101,9 @@ def _system(system: Any) -> list[dict[str, Any]]:
     if system is None:
         return []
     text = system if isinstance(system, str) else _text_of(system, "system")
+    # Claude Code's system prompt begins with a stamp that differs in each request, so that no later
+    # text would be found in the prompt cache; llama-server changes it to the same
+    text = re.sub(r"\A(x-anthropic-billing-header:.*?cch=).{5};", r"\1fffff;", text)
     return [{"role": "system", "content": text}]
 
 
@@ -110,7 +117,7 @@ def _messages(messages: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
 
 
 def _blocks(role: Any, blocks: list[Any], where: str) -> Iterable[dict[str, Any]]:
-    """One message of the blocks, plus one of role tool for each result among them."""
+    """A message of role tool for each result among the blocks, then one of the others."""
     texts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
@@ -136,6 +143,7 @@ def _blocks(role: Any, blocks: list[Any], where: str) -> Iterable[dict[str, Any]
                 raise RequestError(
                     f"{where} has a block of type {shorten(kind)}, which is not known here"
                 )
+    yield from results  # first, as the API demands
     if texts or calls or thoughts:
         text_message: dict[str, Any] = {"role": role, "content": texts or ""}
         yield (
@@ -143,7 +151,6 @@ def _blocks(role: Any, blocks: list[Any], where: str) -> Iterable[dict[str, Any]
             | ({"tool_calls": calls} if calls else {})
             | ({"reasoning_content": thoughts} if thoughts else {})
         )
-    yield from results
 
 
 def _call(block: dict[str, Any]) -> dict[str, Any]:
@@ -233,7 +240,7 @@ class MessagesDialect(Dialect):
     def __init__(self, call: Call, body: ChatBody, choices: list[Choice]) -> None:
         super().__init__(call, body, choices)
         self._num_blocks = 0
-        self._open_block = ""  # its type
+        self._open: type[AnswerEvent] | None = None  # kind of the open block
 
     def encode(self, chunk: Chunk) -> bytes:
         return sse.event(chunk, chunk["type"])
@@ -249,38 +256,40 @@ class MessagesDialect(Dialect):
     def _event(self, event: AnswerEvent) -> list[Chunk]:
         match event:
             case Content(text):
-                opened = self._block("text", {"type": "text", "text": ""})
                 change = {"type": "text_delta", "text": text}
             case Thoughts(text):
-                opened = self._block("thinking", {"type": "thinking", "thinking": ""})
                 change = {"type": "thinking_delta", "thinking": text}
-            case CallBegin(_, name, call_id):
-                block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
-                return [*self._close(), *self._block("tool_use", block)]
             case CallArguments(_, text):
-                opened, change = [], {"type": "input_json_delta", "partial_json": text}
-        index = self._num_blocks - 1
-        return [*opened, {"type": "content_block_delta", "index": index, "delta": change}]
+                return [self._delta({"type": "input_json_delta", "partial_json": text})]
+            case CallBegin():
+                return self._begin(event)
+        begun = [] if self._open is type(event) else self._begin(event)
+        return [*begun, self._delta(change)]
 
-    def _block(self, kind: str, block: Chunk) -> list[Chunk]:
-        """Open a block unless one of this type is open."""
-        if self._open_block == kind:
-            return []
-        closing = self._close()
-        self._open_block = kind
+    def _delta(self, change: Chunk) -> Chunk:
+        return {"type": "content_block_delta", "index": self._num_blocks - 1, "delta": change}
+
+    def _begin(self, event: AnswerEvent) -> list[Chunk]:
+        closed = self._close()
+        self._open = type(event)
+        begun = {"type": "content_block_start", "index": self._num_blocks}
         self._num_blocks += 1
-        index = self._num_blocks - 1
-        return [*closing, {"type": "content_block_start", "index": index, "content_block": block}]
+        return [*closed, begun | {"content_block": _block(event, "")}]
 
     def _close(self) -> list[Chunk]:
-        if not self._open_block:
+        kind, self._open = self._open, None
+        if kind is None:
             return []
-        self._open_block = ""
-        return [{"type": "content_block_stop", "index": self._num_blocks - 1}]
+        signed = [self._delta({"type": "signature_delta", "signature": ""})]
+        stop = {"type": "content_block_stop", "index": self._num_blocks - 1}
+        return [*(signed if kind is Thoughts else ()), stop]
 
     def closing(self, choice: Choice) -> list[Chunk]:
-        ending = {name: self._message(choice)[name] for name in ("stop_reason", "stop_sequence")}
+        begun = [] if self._num_blocks else self._begin(Content(""))
+        message = self._message(choice)
+        ending = {name: message[name] for name in ("stop_reason", "stop_sequence")}
         return [
+            *begun,
             *self._close(),
             {"type": "message_delta", "delta": ending, "usage": _usage(choice)},
             {"type": "message_stop"},
@@ -288,21 +297,20 @@ class MessagesDialect(Dialect):
 
     def whole(self) -> Chunk:
         (choice,) = self.choices
-        found = choice.message
-        blocks: list[Chunk] = []
-        if found.thoughts:
-            blocks.append({"type": "thinking", "thinking": found.thoughts, "signature": ""})
-        if found.content or not (found.thoughts or found.calls):
-            blocks.append({"type": "text", "text": found.content})
-        for one in found.calls:
-            block = {"type": "tool_use", "id": one.call_id, "name": one.name}
-            blocks.append(block | {"input": call_arguments(one)})
+        blocks = list[Chunk]()
+        for event in choice.message.events or [Content("")]:
+            if isinstance(event, CallArguments):
+                blocks[-1]["input"] = call_arguments(event.text)
+            else:
+                blocks.append(_block(event, "" if isinstance(event, CallBegin) else event.text))
         return self._message(choice) | {"content": blocks, "usage": _usage(choice)}
 
     def _message(self, choice: Choice) -> Chunk:
         reasons = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
         reason = reasons.get(choice.finish_reason or "")
         word = choice.finish.stopping_word if choice.finish else ""
+        if word not in (self.body.stop or ()):  # the template's, or a flag's
+            word = ""
         return {
             "id": self.call.id,
             "type": "message",
@@ -311,6 +319,15 @@ class MessagesDialect(Dialect):
             "stop_reason": "stop_sequence" if word and reason == "end_turn" else reason,
             "stop_sequence": word or None,
         }
+
+
+def _block(event: AnswerEvent, text: str) -> Chunk:
+    match event:
+        case Thoughts():
+            return {"type": "thinking", "thinking": text, "signature": ""}
+        case CallBegin(_, name, call_id):
+            return {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+    return {"type": "text", "text": text}
 
 
 def _usage(choice: Choice) -> dict[str, int]:

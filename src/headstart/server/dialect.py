@@ -30,7 +30,7 @@ from headstart.server.prompts import Prompt
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call
 from headstart.text.toolcalls.answer_format import AnswerParser
-from headstart.text.toolcalls.events import AnswerEvent, AnswerMessage, CallBegin, Content, ToolCall
+from headstart.text.toolcalls.events import AnswerEvent, AnswerMessage, CallBegin, Content
 from headstart.text.utf8 import utf8_decoder
 from headstart.types.request import (
     Event,
@@ -125,7 +125,7 @@ class Choice:
             else event
             for event in events
         ]
-        self.message.add(named)
+        self.message.add(named, len(self.tokens))
         return named
 
     def everything(self, text: str) -> Piece:
@@ -329,9 +329,9 @@ class OpenAIDialect(SingleDialect):
         return numbers
 
 
-def call_arguments(call: ToolCall) -> Any:
+def call_arguments(text: str) -> Any:
     """A call's arguments as a value; {} if the answer was cut short in the middle of them."""
     try:
-        return orjson.loads(call.arguments)
+        return orjson.loads(text)
     except orjson.JSONDecodeError:
         return {}

@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import orjson
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from headstart.server.body import Body, Int, Many, make_body
 from headstart.server.dialect import Choice, Chunk, Dialect, Piece, call_arguments
 from headstart.server.errors import not_supported, wrong_value
-from headstart.server.schemas import ChatBody, GenerationBody
+from headstart.server.schemas import ChatBody, GenerationBody, shared_fields
 from headstart.server.translate import Call
 from headstart.text.toolcalls.events import CallBegin, Content, Thoughts, ToolCall
 
@@ -41,13 +41,13 @@ class OllamaBody(Body):
 
 
 class OllamaTextBody(OllamaBody):
-    """Fields of requests for text."""
+    """Fields of requests for text; further fields of chat are accepted too."""
+
+    model_config = ConfigDict(extra="allow")
 
     stream: bool = True
     format: Any = Field(default=None, description="json, or a JSON schema")
     think: Any = Field(default=None, description="true, false, or low, medium, high")
-    cache_prompt: Any = Field(default=None, description="as in a chat of OpenAI's API")
-    store: Any = Field(default=None, description="as in a chat of OpenAI's API")
 
 
 class OllamaChatBody(OllamaTextBody):
@@ -84,8 +84,8 @@ def text_fields(body: OllamaTextBody) -> dict[str, Any]:
     Raises:
         RequestError: `format` is neither json nor a schema.
     """
-    options = body.options
-    data = {OPTIONS[name]: value for name, value in options.items() if name in OPTIONS}
+    data = shared_fields(body) | {"stream": body.stream}
+    data |= {OPTIONS[name]: value for name, value in body.options.items() if name in OPTIONS}
     if isinstance(limit := data.get("n_predict"), int) and limit < -1:
         data["n_predict"] = -1  # -2 means until the context is full
     match body.format:
@@ -97,7 +97,7 @@ def text_fields(body: OllamaTextBody) -> dict[str, Any]:
             data["json_schema"] = body.format
         case _:
             raise wrong_value("format", body.format, "json or a JSON schema")
-    return data | {name: getattr(body, name) for name in ("stream", "cache_prompt", "store")}
+    return data
 
 
 def chat_body(body: OllamaChatBody) -> ChatBody:
@@ -214,7 +214,10 @@ def chat_fields(content: str = "", thoughts: str = "", calls: Sequence[ToolCall]
         message["thinking"] = thoughts
     if calls:
         message["tool_calls"] = [
-            {"id": one.call_id, "function": {"name": one.name, "arguments": call_arguments(one)}}
+            {
+                "id": one.call_id,
+                "function": {"name": one.name, "arguments": call_arguments(one.arguments)},
+            }
             for one in calls
         ]
     return {"message": message}

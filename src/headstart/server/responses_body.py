@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from headstart.server.body import Body, Int, Many, make_body
 from headstart.server.errors import not_supported, shorten, wrong_value
-from headstart.server.schemas import ChatBody
+from headstart.server.schemas import ChatBody, shared_fields
 from headstart.server.stored_responses import Item
 from headstart.types.errors import RequestError
 
@@ -55,14 +55,7 @@ def chat_body(body: ResponsesBody, history: list[Item]) -> ChatBody:
     for name in ("background", "conversation", "prompt"):
         if extra.get(name):
             raise not_supported(f"{name} is not supported; leave it out")
-    # without fields that differ here, or are handled here
-    own = {"messages", "tools", "tool_choice", "n", "n_cmpl", "logprobs", "echo"}
-    known = ChatBody.model_fields.keys() - own
-    data: dict[str, Any] = {
-        name: value
-        for name, value in extra.items()
-        if name in known or name.startswith("speculative.")
-    }
+    data = shared_fields(body)
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
     data["messages"] = [*instructions, *input_messages(history), *input_messages(body.input)]
     data["stream"] = body.stream

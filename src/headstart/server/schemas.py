@@ -239,6 +239,17 @@ class ChatBody(GenerationBody):
         return "top_logprobs", 20 if self.top_logprobs is None else self.top_logprobs
 
 
+def shared_fields(body: Body) -> dict[str, Any]:
+    """Fields of chat in a body of another API, but for those with a meaning of its own there."""
+    own = {"messages", "tools", "tool_choice", "n", "n_cmpl", "logprobs", "top_logprobs", "echo"}
+    known = ChatBody.model_fields.keys() - own
+    return {
+        name: value
+        for name, value in (body.model_extra or {}).items()
+        if name in known or name.startswith("speculative.")
+    }
+
+
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -14,7 +14,7 @@ from headstart.server.chat import answer_chat
 from headstart.server.dialect import Choice, Chunk, Piece, SingleDialect
 from headstart.server.errors import not_supported
 from headstart.server.routing import Routes
-from headstart.server.schemas import ChatBody
+from headstart.server.schemas import ChatBody, shared_fields
 from headstart.server.service import service_of
 from headstart.text.toolcalls.events import Content
 
@@ -22,7 +22,11 @@ routes = Routes()
 
 
 class TranscriptionBody(Body):
-    """POST /v1/audio/transcriptions: a form; as JSON, the file is in base64."""
+    """POST /v1/audio/transcriptions: a form; as JSON, the file is in base64. Further fields of chat
+    (stream, max_tokens, temperature, ...) are accepted too.
+    """
+
+    model_config = ConfigDict(extra="allow")
 
     file: str = Field(description="the sound: WAV, MP3 or FLAC")
     prompt: str = Field(
@@ -30,12 +34,6 @@ class TranscriptionBody(Body):
     )
     language: str = Field("", description="of the sound; added to what the model is asked")
     response_format: str = Field("json", description="only json")
-    stream: Any = Field(False, description="true: events")
-    max_tokens: Any = None
-    temperature: Any = None
-    seed: Any = None
-    cache_prompt: Any = None
-    store: Any = None
 
 
 @routes.post(
@@ -57,9 +55,8 @@ async def transcriptions(http: HttpRequest) -> Response:
         {"type": "input_audio", "input_audio": {"data": body.file}},
     ]
     messages = [{"role": "system", "content": "Perform ASR."}] if is_lfm2 else []
-    fields: dict[str, Any] = {"messages": [*messages, {"role": "user", "content": parts}]}
-    for name in ("stream", "max_tokens", "temperature", "seed", "cache_prompt", "store"):
-        fields[name] = _value(getattr(body, name))
+    fields = {name: _value(value) for name, value in shared_fields(body).items()}
+    fields["messages"] = [*messages, {"role": "user", "content": parts}]
     return await answer_chat(
         http, lambda: make_body(ChatBody, fields), "transcription-", TranscriptionDialect
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class CallArguments:
 AnswerEvent = Content | Thoughts | CallBegin | CallArguments
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ToolCall:
     """A tool call, complete so far."""
 
@@ -49,31 +49,47 @@ class ToolCall:
     arguments: str = ""
 
 
-@dataclass(slots=True)
 class AnswerMessage:
     """An answer, collected from events."""
 
-    content: str = ""
-    thoughts: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
+    def __init__(self) -> None:
+        # adjacent events of one kind: the first of them, and their texts
+        self._runs: list[tuple[AnswerEvent, list[str]]] = []
+        self.starts: list[int] = []  # of each of `events`: number of tokens when it began
 
-    def add(self, events: Iterable[AnswerEvent]) -> None:
-        """Add events."""
+    def add(self, events: Iterable[AnswerEvent], num_tokens: int = 0) -> None:
+        """Add events of an answer that has `num_tokens` tokens by now."""
         for event in events:
+            last = self._runs[-1][0] if self._runs else None
+            if isinstance(event, CallBegin) or type(event) is not type(last):
+                self._runs.append((event, []))
+                self.starts.append(num_tokens)
+            if not isinstance(event, CallBegin):
+                self._runs[-1][1].append(event.text)
+
+    @property
+    def events(self) -> list[AnswerEvent]:
+        """All events, adjacent texts of one kind joined."""
+        return [
+            first if isinstance(first, CallBegin) else replace(first, text="".join(texts))
+            for first, texts in self._runs
+        ]
+
+    @property
+    def content(self) -> str:
+        return "".join(event.text for event in self.events if isinstance(event, Content))
+
+    @property
+    def thoughts(self) -> str:
+        return "".join(event.text for event in self.events if isinstance(event, Thoughts))
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        calls = list[ToolCall]()
+        for event in self.events:
             match event:
-                case Content(text):
-                    _extend(self, "content", text)
-                case Thoughts(text):
-                    _extend(self, "thoughts", text)
                 case CallBegin(_, name, call_id):
-                    self.calls.append(ToolCall(name, call_id))
-                case CallArguments(index, text):
-                    _extend(self.calls[index], "arguments", text)
-
-
-def _extend(owner: AnswerMessage | ToolCall, name: str, text: str) -> None:
-    """Append to a string attribute; CPython does it in place if one variable refers to it."""
-    whole: str = getattr(owner, name)
-    setattr(owner, name, "")
-    whole += text
-    setattr(owner, name, whole)
+                    calls.append(ToolCall(name, call_id))
+                case CallArguments(_, text):
+                    calls[-1] = replace(calls[-1], arguments=text)
+        return calls
