@@ -9,7 +9,6 @@ from typing import Any
 import httpx2
 import openai
 import pytest
-from tests.planted import noted
 from tests.server.fake_worker import HOLD, FakeWorker, say
 from tests.server.serving import events_of, openai_of, served_model, serving
 from tests.server.test_tool_calls import TEMPLATE
@@ -18,9 +17,8 @@ from headstart.config import ServerConfig
 from headstart.server import responses
 from headstart.server.responses_body import ResponsesBody, chat_body
 from headstart.server.schemas import ChatBody
-from headstart.server.stored_responses import ResponseStore, StoredResponse
 from headstart.types.errors import HeadstartError
-from headstart.types.request import Request
+from headstart.types.request import Request, TokenEvent, TokenLogprob
 
 TOOLS = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
 
@@ -195,6 +193,42 @@ def test_logprobs_come_with_the_text(sdk: Any) -> None:
         assert len(logprobs[0].top_logprobs) == 2
 
 
+CALL = b'<tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("said", "kinds"),
+    [
+        ([b"Hm.</think>One.", CALL, b"Two."], "reasoning message function_call message"),
+        ([b"Hm.</think>", CALL[:9], CALL[9:], CALL], "reasoning function_call function_call"),
+        ([b"Hm.</think>One", b".", CALL], "reasoning message function_call"),
+        ([b"Hm."], "reasoning"),
+        ([], "message"),
+    ],
+)
+def test_a_stream_has_the_items_of_the_whole_answer(said: list[bytes], kinds: str) -> None:
+    def script(request: Request) -> list[Any]:
+        *events, end = say(request, *said)
+        ending = TokenEvent(request.request_id, (0,), b"", ("",), (TokenLogprob(0, -0.5),))
+        return [*events, ending, end]  # a token without text
+
+    wish = {"model": "any", "input": "Look!", "tools": TOOLS, "top_logprobs": 1}
+    worker = FakeWorker(script)
+    with serving(worker, model=served_model(TEMPLATE)) as client, openai_of(client) as sdk:
+        whole = sdk.responses.create(**wish)
+        *events, last = sdk.responses.create(**wish, stream=True)
+    outputs = [
+        [item.model_dump(exclude={"id", "call_id"}) for item in one.output]
+        for one in (whole, last.response)
+    ]
+    assert outputs[0] == outputs[1]
+    assert [item["type"] for item in outputs[0]] == kinds.split()
+    for event in events:
+        if event.type == "response.content_part.added":
+            assert not event.part.text
+            assert not getattr(event.part, "logprobs", None)
+
+
 def test_progress_and_times_come_with_a_stream(client: httpx2.Client) -> None:
     body = {"input": "Hi", "stream": True, "return_progress": True, "timings_per_token": True}
     events = events_of(client.post("/responses", json=body | {"metadata": {"a": "b" * 10_000}}))
@@ -269,59 +303,6 @@ def test_items_of_one_answer_are_one_message() -> None:
     assert [tool["function"]["name"] for tool in body.tools or []] == ["look"]
 
 
-def stored(number: int, size: int = 10) -> StoredResponse:
-    response = {"id": f"resp_{number}", "text": "x" * size, "output": []}
-    return StoredResponse(response, [], [])
-
-
-def test_a_store_forgets_what_was_used_longest_ago() -> None:
-    store = ResponseStore(max_responses=2, max_bytes=1000)
-    store.put("", stored(1))
-    store.put("", stored(2))
-    assert store.get("", "resp_1")
-    store.put("", stored(3))
-    assert [bool(store.get("", f"resp_{i}")) for i in (1, 2, 3)] == [True, False, True]
-
-
-def test_a_flag_says_how_many_responses_of_a_tenant_are_kept() -> None:
-    config = ServerConfig(tenant_responses=2)
-    with serving(FakeWorker(), config) as client:
-        answers = [client.post("/v1/responses", json={"input": "Hi"}).json() for _ in range(3)]
-        kept = [client.get(f"/v1/responses/{one['id']}").status_code for one in answers]
-    assert kept == [404, 200, 200]
-
-
-def test_a_store_is_bounded_in_bytes() -> None:
-    store = ResponseStore(max_responses=100, max_bytes=1100)
-    for number in range(20):
-        store.put("", stored(number, 300))
-        store.put("", stored(number, 300))  # once more, counted once
-    assert len(store) == 3  # of 345 bytes
-    store.put("", stored(99, 5000))
-    assert len(store) == 0
-    store.put("", stored(1, 300))
-    assert len(store) == 1
-
-
-def test_a_tenant_pushes_out_only_its_own() -> None:
-    store = ResponseStore(max_responses=10, max_bytes=10_000)
-    store.put("quiet", stored(0))
-    for number in range(1000):
-        store.put("loud", stored(number))
-    assert store.get("quiet", "resp_0")
-    assert [bool(store.get("loud", f"resp_{i}")) for i in (989, 990)] == [False, True]
-
-
-@pytest.mark.parametrize("size", [10, 400])
-def test_many_tenants_share_the_space_fairly(size: int) -> None:
-    store = ResponseStore(max_responses=10, max_bytes=4000)
-    store.put("quiet", stored(0, size))
-    for number in range(200):
-        store.put(f"loud-{number % 20}", stored(number, size))
-    assert store.get("quiet", "resp_0")
-    assert 20 < len(store) <= 40
-
-
 def test_a_client_that_leaves_cancels_its_request() -> None:
     worker = FakeWorker(lambda request: [HOLD])
     with serving(worker) as client:
@@ -346,25 +327,6 @@ def test_a_conversation_is_put_together_off_the_event_loop(
         assert client.post(path, json=body).status_code == 200
     assert len(threads) == 3
     assert all("prompts" in one for one in threads)
-
-
-def test_what_a_conversation_takes_is_counted_once() -> None:
-    unread: Any = object()  # nothing that JSON could hold
-    before = StoredResponse({"id": "r", "output": []}, [{"text": "x" * 100}], [])
-    after = StoredResponse({"id": "s", "output": []}, [], [unread], before.conversation_bytes)
-    assert before.num_bytes > 100
-    assert after.num_bytes > before.conversation_bytes > 100
-
-
-def test_what_a_response_tells_beside_its_items_is_not_counted_again_for_the_next(
-    client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = noted(monkeypatch, ResponseStore, "put")
-    first = {"input": "Hi" * 100, "metadata": {"a": "x" * 10_000}}
-    before = client.post("/v1/responses", json=first).json()["id"]
-    client.post("/v1/responses", json={"input": "Hi", "previous_response_id": before})
-    first_size, second_size = [stored.num_bytes for _, _, stored in calls]
-    assert first_size > 10_000 > second_size > 200
 
 
 def test_a_kept_answer_goes_on_though_its_client_left_as_its_prompt_was_put_together(

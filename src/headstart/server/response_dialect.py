@@ -5,7 +5,10 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
+
+import orjson
 
 from headstart.server import sse
 from headstart.server.dialect import Choice, Chunk, Dialect, Piece
@@ -33,8 +36,9 @@ class ResponsesDialect(Dialect):
         self._request = request
         self._is_parallel = body.parallel_tool_calls is not False
         self._keep = keep
-        self._logprobs: list[Chunk] = []  # of tokens with withheld text
+        self._logprobs: list[Any] = []  # of tokens with withheld text; written once
         self._items: list[Item] = []
+        self._texts: list[str] = []  # of the last item
         self._is_open = False  # the last item
         self._num_events = 0
 
@@ -62,29 +66,31 @@ class ResponsesDialect(Dialect):
         return [added | self.prompt_progress(event)]
 
     def deltas(self, choice: Choice, piece: Piece) -> list[Chunk]:
-        self._logprobs += self.probabilities(choice, piece.logprobs)
+        found = self.probabilities(choice, piece.logprobs)
+        self._logprobs += [orjson.Fragment(orjson.dumps(one)) for one in found]
         return [chunk for event in piece.events for chunk in self._chunks(event)]
 
     def _chunks(self, event: AnswerEvent) -> list[Chunk]:
+        opened, more = list[Chunk](), dict[str, Any]()
         match event:
-            case Content(text):
-                opened = self._open(_message())
-                self._items[-1]["content"][0]["text"] += text
-                logprobs, self._logprobs = self._logprobs, []
-                self._items[-1]["content"][0]["logprobs"] += logprobs
-                name, more = "response.output_text.delta", {"logprobs": logprobs}
-                place = {"content_index": 0}
-            case Thoughts(text):
-                opened = self._open(_reasoning())
-                self._items[-1]["content"][0]["text"] += text
-                name, more, place = "response.reasoning_text.delta", {}, {"content_index": 0}
+            case Content():
+                opened, name = self._open(_message()), "response.output_text.delta"
+                more = {"content_index": 0, "logprobs": self._take_logprobs()}
+            case Thoughts():
+                opened, name = self._open(_reasoning()), "response.reasoning_text.delta"
+                more = {"content_index": 0}
             case CallBegin(_, called, call_id):
                 return [*self._close(), *self._open(_function_call(called, call_id))]
-            case CallArguments(_, text):
-                opened = []
-                self._items[-1]["arguments"] += text
-                name, more, place = "response.function_call_arguments.delta", {}, {}
-        return [*opened, {"type": name, **self._place(), **place, "delta": text, **more}]
+            case CallArguments():
+                name = "response.function_call_arguments.delta"
+        self._texts.append(event.text)
+        return [*opened, {"type": name, **self._place(), "delta": event.text, **more}]
+
+    def _take_logprobs(self) -> list[Any]:
+        """Move what was collected to the open message."""
+        logprobs, self._logprobs = self._logprobs, []
+        self._items[-1]["content"][0]["logprobs"] += logprobs
+        return logprobs
 
     def _place(self) -> dict[str, Any]:
         return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
@@ -95,13 +101,13 @@ class ResponsesDialect(Dialect):
             return []
         closing = self._close()
         self._items.append(item)
-        self._is_open = True
+        self._texts, self._is_open = [], True
         index = len(self._items) - 1
         shown = item | {"content": []} if "content" in item else dict(item)
         added = {"type": "response.output_item.added", "output_index": index, "item": shown}
         if "content" not in item:
             return [*closing, added]
-        part = dict(item["content"][0])
+        part = deepcopy(item["content"][0])  # which grows before this is written
         place = {**self._place(), "content_index": 0}
         return [*closing, added, {"type": "response.content_part.added", **place, "part": part}]
 
@@ -110,16 +116,19 @@ class ResponsesDialect(Dialect):
         if not self._is_open:
             return []
         self._is_open = False
-        item, place = self._items[-1], self._place()
+        item, place, text = self._items[-1], self._place(), "".join(self._texts)
         item["status"] = "completed"
         done = {"type": "response.output_item.done", "item": item}
         done["output_index"] = place["output_index"]
         if item["type"] == "function_call":
-            added = {"name": item["name"], "arguments": item["arguments"]}
+            item["arguments"] = text
+            added = {"name": item["name"], "arguments": text}
             return [{"type": "response.function_call_arguments.done", **place, **added}, done]
         part, place = item["content"][0], place | {"content_index": 0}
-        ended: Chunk = {"type": f"response.{part['type']}.done", **place, "text": part["text"]}
+        part["text"] = text
+        ended: Chunk = {"type": f"response.{part['type']}.done", **place, "text": text}
         if "logprobs" in part:
+            self._take_logprobs()
             ended["logprobs"] = part["logprobs"]
         return [ended, {"type": "response.content_part.done", **place, "part": part}, done]
 
@@ -132,15 +141,11 @@ class ResponsesDialect(Dialect):
 
     def whole(self) -> dict[str, Any]:
         (choice,) = self.choices
-        found = choice.message
-        events: list[AnswerEvent] = []
-        if found.thoughts:
-            events.append(Thoughts(found.thoughts))
-        if found.content or not (found.thoughts or found.calls):
-            events.append(Content(found.content))
-        for index, one in enumerate(found.calls):
-            events += [CallBegin(index, one.name, one.call_id), CallArguments(index, one.arguments)]
-        self.deltas(choice, Piece("", logprobs=choice.logprobs, events=events))
+        message, at = choice.message, 0
+        ends = [*message.starts[1:], len(choice.tokens)]
+        for event, end in zip(message.events or [Content("")], ends, strict=True):
+            self.deltas(choice, Piece(logprobs=choice.logprobs[at:end], events=[event]))
+            at = end
         self._close()
         return self._finish(choice) | self.numbers()
 

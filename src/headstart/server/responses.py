@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from headstart.server.responses_body import ResponsesBody, chat_body
 from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody
 from headstart.server.service import service_of
-from headstart.server.stored_responses import Item, StoredResponse
+from headstart.server.stored_responses import Item, StoredResponse, json_bytes
 from headstart.structures.tenants import caller_of
 from headstart.types.errors import RequestError
 
@@ -34,13 +35,11 @@ async def create_response(http: HttpRequest) -> Response:
     """Answer a text or items, optionally continuing a stored response."""
     body = await read_body(http, ResponsesBody)
     store, tenant = service_of(http).responses, caller_of(http.scope).tenant
-    before = _before(http, body)
-    history, chat = await _chat_after(before, http, body)
+    chat, stored = await _read(http, body)
 
     def keep(response: dict[str, Any]) -> None:
         if body.store:
-            num_bytes = before.conversation_bytes if before else 0
-            store.put(tenant, StoredResponse(response, _items(body.input), history, num_bytes))
+            store.put(tenant, stored(response))
 
     return await answer_chat(http, lambda: chat, "resp_", partial(ResponsesDialect, body, keep))
 
@@ -54,7 +53,7 @@ async def create_response(http: HttpRequest) -> Response:
 async def count_response_tokens(http: HttpRequest) -> dict[str, Any]:
     """Count the tokens of the prompt that a response would answer."""
     body = await read_body(http, ResponsesBody)
-    _, chat = await _chat_after(_before(http, body), http, body)
+    chat, _ = await _read(http, body)
     number = await count_chat_tokens(http, lambda: chat)
     return {"object": "response.input_tokens", "input_tokens": number}
 
@@ -88,18 +87,22 @@ async def delete_response(http: HttpRequest) -> dict[str, Any]:
     return {"id": response_id, "object": "response", "deleted": True}
 
 
-async def _chat_after(
-    before: StoredResponse | None, http: HttpRequest, body: ResponsesBody
-) -> tuple[list[Item], ChatBody]:
-    """The conversation's items so far, and the chat that continues it, which may be long even if
-    the body is short.
+async def _read(
+    http: HttpRequest, body: ResponsesBody
+) -> tuple[ChatBody, Callable[[dict[str, Any]], StoredResponse]]:
+    """The chat that the body asks for, and what is stored of it with its response. A conversation
+    may be long even if the body is short.
     """
+    before = _before(http, body)
 
-    def make() -> tuple[list[Item], ChatBody]:
-        history = before.conversation if before else []
-        return history, chat_body(body, history)
+    def read() -> tuple[ChatBody, Callable[[dict[str, Any]], StoredResponse]]:
+        history, size = (before.conversation, before.conversation_bytes) if before else ([], 0)
+        chat, items = chat_body(body, history), _items(body.input)
+        size += json_bytes(items)
+        rest = json_bytes([body.instructions, body.metadata, body.text, body.tools])
+        return chat, lambda response: StoredResponse(response, items, history, size, rest)
 
-    return await service_of(http).prompt_threads.run(make, caller_of(http.scope).tenant)
+    return await service_of(http).prompt_threads.run(read, caller_of(http.scope).tenant)
 
 
 def _before(http: HttpRequest, body: ResponsesBody) -> StoredResponse | None:

@@ -17,26 +17,44 @@ Item = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response, the items that it answered, and the items of the conversation before them."""
+    """A response, the items that it answered, and the items of the conversation before them.
+
+    All but the response is weighed before the answer, off the event loop.
+    """
 
     response: dict[str, Any]
     input_items: list[Item]
     history: list[Item]
-    history_bytes: int = 0  # of JSON, as all bytes here
+    given_bytes: int = 0  # of `input_items` and `history`; of JSON, as all bytes here
+    rest_bytes: int = 0  # of the response without its output
     conversation_bytes: int = field(init=False)
-    num_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
-        added = orjson.dumps([self.input_items, self.response["output"]])
-        rest = orjson.dumps(self.response | {"output": []})
-        # each turn adds its own items: weighing the history again would stop the event loop
-        object.__setattr__(self, "conversation_bytes", self.history_bytes + len(added))
-        object.__setattr__(self, "num_bytes", self.conversation_bytes + len(rest))
+        size = self.given_bytes + len(orjson.dumps(self.response["output"]))
+        object.__setattr__(self, "conversation_bytes", size)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.conversation_bytes + self.rest_bytes
 
     @property
     def conversation(self) -> list[Item]:
         """All items, including the answer; without instructions."""
         return [*self.history, *self.input_items, *self.response["output"]]
+
+
+def json_bytes(value: Any) -> int:
+    """Roughly the size of a value's JSON. Writing it would block all threads while images are
+    copied.
+    """
+    match value:
+        case dict():
+            return sum(json_bytes(name) + json_bytes(one) for name, one in value.items())
+        case list():
+            return sum(map(json_bytes, value))
+        case str():
+            return len(value if value.isascii() else value.encode()) + 4
+    return 8
 
 
 class ResponseStore:

@@ -1,0 +1,98 @@
+"""Responses kept for later requests: which are dropped, and how they are weighed."""
+
+from __future__ import annotations
+
+import httpx2
+import pytest
+from tests.planted import noted, threads_of
+from tests.server.fake_worker import FakeWorker
+from tests.server.serving import serving
+
+from headstart.config import ServerConfig
+from headstart.server import responses
+from headstart.server.stored_responses import ResponseStore, StoredResponse
+
+
+def stored(number: int, size: int = 10) -> StoredResponse:
+    response = {"id": f"resp_{number}", "output": []}
+    return StoredResponse(response, [], [], rest_bytes=size + 45)
+
+
+def test_a_store_forgets_what_was_used_longest_ago() -> None:
+    store = ResponseStore(max_responses=2, max_bytes=1000)
+    store.put("", stored(1))
+    store.put("", stored(2))
+    assert store.get("", "resp_1")
+    store.put("", stored(3))
+    assert [bool(store.get("", f"resp_{i}")) for i in (1, 2, 3)] == [True, False, True]
+
+
+def test_a_flag_says_how_many_responses_of_a_tenant_are_kept() -> None:
+    config = ServerConfig(tenant_responses=2)
+    with serving(FakeWorker(), config) as client:
+        answers = [client.post("/v1/responses", json={"input": "Hi"}).json() for _ in range(3)]
+        kept = [client.get(f"/v1/responses/{one['id']}").status_code for one in answers]
+    assert kept == [404, 200, 200]
+
+
+def test_a_store_is_bounded_in_bytes() -> None:
+    store = ResponseStore(max_responses=100, max_bytes=1100)
+    for number in range(20):
+        store.put("", stored(number, 300))
+        store.put("", stored(number, 300))  # once more, counted once
+    assert len(store) == 3  # of 345 bytes
+    store.put("", stored(99, 5000))
+    assert len(store) == 0
+    store.put("", stored(1, 300))
+    assert len(store) == 1
+
+
+def test_a_tenant_pushes_out_only_its_own() -> None:
+    store = ResponseStore(max_responses=10, max_bytes=10_000)
+    store.put("quiet", stored(0))
+    for number in range(1000):
+        store.put("loud", stored(number))
+    assert store.get("quiet", "resp_0")
+    assert [bool(store.get("loud", f"resp_{i}")) for i in (989, 990)] == [False, True]
+
+
+@pytest.mark.parametrize("size", [10, 400])
+def test_many_tenants_share_the_space_fairly(size: int) -> None:
+    store = ResponseStore(max_responses=10, max_bytes=4000)
+    store.put("quiet", stored(0, size))
+    for number in range(200):
+        store.put(f"loud-{number % 20}", stored(number, size))
+    assert store.get("quiet", "resp_0")
+    assert 20 < len(store) <= 40
+
+
+def test_each_turn_of_a_conversation_is_counted_once(
+    client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = noted(monkeypatch, ResponseStore, "put")
+    before = None
+    for text in ("a" * 100, "b" * 100, "ü" * 50):
+        body = {"input": text, "previous_response_id": before}
+        before = client.post("/v1/responses", json=body).json()["id"]
+    first, second, third = [stored.num_bytes for _, _, stored in calls]
+    assert second - first == third - second > 100
+
+
+def test_the_input_is_weighed_before_the_answer_off_the_event_loop(
+    client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weighing = threads_of(monkeypatch, responses, "json_bytes")
+    client.post("/v1/responses", json={"input": "Hi"})
+    assert weighing
+    assert all("prompts" in one for one in weighing)
+
+
+def test_what_a_response_tells_beside_its_items_is_not_counted_again_for_the_next(
+    client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = noted(monkeypatch, ResponseStore, "put")
+    first = {"input": "Hi" * 100, "metadata": {"a": "x" * 10_000}}
+    before = client.post("/v1/responses", json=first).json()["id"]
+    client.post("/v1/responses", json={"input": "Hi", "previous_response_id": before})
+    first_size, second_size = [stored.num_bytes for _, _, stored in calls]
+    assert first_size > 10_000 > second_size > 200
