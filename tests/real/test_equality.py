@@ -172,7 +172,7 @@ def test_weights_are_unpacked_where_kernels_for_repacked_ones_compute_one_row_ot
 
 
 @needs_measuring
-def test_a_hybrid_without_drafts_is_not_told_to_have_the_one_slot_that_it_has(
+def test_a_hybrid_that_cannot_be_exact_is_told_what_makes_it_so_with_its_slots(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It has no snapshots then, and cannot take padding back."""
@@ -183,6 +183,8 @@ def test_a_hybrid_without_drafts_is_not_told_to_have_the_one_slot_that_it_has(
     with pytest.raises(ConfigError, match="drop the flag, or leave out --spec off") as error:
         open_setting(Setting("off", 4, 1), models)
     assert "--parallel" not in str(error.value)
+    with pytest.raises(ConfigError, match=r"drop the flag, or start with --parallel 1$"):
+        open_setting(Setting("auto", 4, 2), models)  # drafts are not why
 
 
 def test_a_hybrid_writes_the_same_with_one_slot_as_with_several(

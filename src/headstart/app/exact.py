@@ -53,7 +53,7 @@ def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasse
     ways = ["drop the flag"]
     if engine.num_sequences > 1:
         ways.append("start with --parallel 1")
-    if not engine.max_padding:
+    elif not engine.max_padding:
         ways.append("leave out --spec off: what takes drafts back takes padding back")
     raise ConfigError(
         "--exact is not possible with this model on this machine: the numbers of rows that agree "
