@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from tests.architectures import tiny_hybrid
+from tests.architectures import tiny_hybrid, write_model
 from tests.harness import play
 from tests.models import tiny_llama
 from tests.real.answers import Setting, open_setting
@@ -25,7 +25,12 @@ from headstart.scheduler.prompt_store import StoredPrompt
 from headstart.scheduler.sequence import Cells
 
 
-@pytest.mark.parametrize("write", [tiny_llama, tiny_hybrid])
+def hybrid_with_windows(path: Path) -> Path:
+    """Write a model of which libllama names both caches of its attention."""
+    return write_model(path, "lfm2")
+
+
+@pytest.mark.parametrize("write", [tiny_llama, tiny_hybrid, hybrid_with_windows])
 def test_a_full_cache_is_said_once_and_every_request_ends_well(
     write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -36,6 +41,7 @@ def test_a_full_cache_is_said_once_and_every_request_ends_well(
         replace(r, max_tokens=120, sampling=replace(r.sampling, ignore_eos=True))
         for r in byte_requests(6)
     ]
+    caplog.clear()
     with caplog.at_level(logging.INFO, "headstart"):
         results = play(scheduler, endless)
     assert scheduler.counters.preemptions > 0

@@ -56,7 +56,7 @@ def _on_log(level: int, text: bytes, _user: object) -> None:
         line = "".join(_partial).rstrip()
         _partial.clear()
     # no free cells for a batch: not an error; `launch` raises and the scheduler makes room
-    full = ("failed to find a memory slot for batch", "failed to prepare attention ubatches")
+    full = ("failed to find a memory slot for batch", "failed to prepare attention")
     if any(words in line for words in full):
         _level = logging.DEBUG
         if not _has_told_full:
