@@ -36,6 +36,10 @@ class _Found:
     ms: float = float("inf")
 
 
+class _GaveWay(Exception):
+    """A comparison was interrupted."""
+
+
 class WidthComparison:
     """Decodes the same rows in all widths."""
 
@@ -61,7 +65,8 @@ class WidthComparison:
     def run(
         self, lengths: Sequence[int] = (SHORT,), is_interrupted: Callable[[], bool] = lambda: False
     ) -> WidthClasses | None:
-        """The classes for caches of these lengths; None if interrupted."""
+        """The classes for caches of these lengths; None if interrupted, by at most one decode."""
+        self._is_interrupted = is_interrupted
         most = min(self._engine.max_batch_tokens, self._engine.max_outputs)
         room = self._engine.context_size - max(WIDE)
         classes: WidthClasses | None = None
@@ -76,9 +81,9 @@ class WidthComparison:
                 own = self._sequences[0]
                 saved = bytearray() if self._cuts else self._engine.save_sequence(own)
                 for width in widths:
-                    if is_interrupted():
-                        return None
                     found[width] = self._look(width, length, saved, others)
+            except _GaveWay:
+                return None
             finally:
                 for seq_id in self._sequences:
                     self._engine.clear(seq_id)
@@ -114,9 +119,14 @@ class WidthComparison:
         for seq_id, start, tokens in rows:
             self._batch.add(seq_id, start, tokens, len(tokens))
         started = self._clock()
-        logits = self._engine.decode(self._batch)
+        logits = self._run()
         found.ms = min(found.ms, 1000.0 * (self._clock() - started))
         return logits
+
+    def _run(self) -> Logits:
+        if self._is_interrupted():
+            raise _GaveWay
+        return self._engine.decode(self._batch)
 
     def _measure(self, logits: Logits, start: int) -> None:
         """Keep the first width's rows, and the largest difference of others from them."""
@@ -152,7 +162,7 @@ class WidthComparison:
             self._batch.clear()
             rows = range(start, min(start + _READ, length))
             self._batch.add(seq_id, start, [self._token(i) for i in rows], 1)
-            self._engine.decode(self._batch)
+            self._run()
 
     def _token(self, index: int) -> int:
         return index * _STEP % min(self._engine.vocab_size, _STEP)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -80,6 +81,20 @@ def test_in_a_short_context_no_width_is_compared_that_does_not_fit(context_size:
     classes = WidthComparison(engine, range(3), lambda: 0.0).run()
     assert classes is not None
     assert max(classes.classes[0]) == max(n for n in ALL if n < context_size)
+
+
+def test_a_request_waits_for_one_decode_of_a_comparison_at_most() -> None:
+    """One of a large model on a processor may take seconds."""
+    engine, looks, num = Kernels(lambda batch, row: 0), count(1), list[int]()
+    comparison = WidthComparison(engine, range(3), lambda: 0.0)
+
+    def is_interrupted() -> bool:
+        num.append(engine.num_decodes)
+        return next(looks) >= 9
+
+    assert comparison.run(is_interrupted=is_interrupted) is None
+    assert max(np.diff(num)) == 1
+    assert engine.cells_used() == 0
 
 
 def test_a_server_says_which_widths_its_texts_depend_on_and_what_exactness_costs() -> None:
