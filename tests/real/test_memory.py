@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from headstart.engine.context import LlamaEngine
 from headstart.engine.footprint import HOST, can_measure, measure, uses_of
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
+from headstart.types import Batch
 from headstart.types.errors import ConfigError, ModelError
 
 needs_measuring = pytest.mark.skipif(not can_measure(), reason="libllama tells on Linux x86-64")
@@ -176,3 +178,16 @@ def test_a_model_is_no_adapter(tmp_path: Path) -> None:
 def test_one_exact_sequence_without_drafts_decodes(tmp_path: Path) -> None:
     engine = engine_of(tiny_llama(tmp_path / "m.gguf"), Limits(1, 1, 0), exact=True)
     assert len(decode(engine, [1, 2, 3])) == 1
+
+
+def test_a_batch_that_nobody_fills_again_is_freed(tmp_path: Path) -> None:
+    """An interrupted warm-up makes others each time."""
+    engine = engine_of(tiny_llama(tmp_path / "tiny.gguf"))
+    tokens = []
+    for position in range(3):
+        batch = Batch(8)
+        batch.add(0, position, [1], 1)
+        engine.decode(batch)
+        tokens.append(weakref.ref(batch.tokens))
+    del batch
+    assert [token() is None for token in tokens] == [True, True, False]  # the last was launched

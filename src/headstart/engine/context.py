@@ -97,7 +97,6 @@ class LlamaEngine(Sequences):
         self._used = self.handle  # the context in use
         if reads_apart(model.facts, config, limits) and is_cut:
             self.reader = PromptReader(model.handle, params, self._memory)
-        self._batches: dict[int, tuple[Batch, Any, Any]] = {}
         self._layers: frozenset[int] = frozenset()  # layers whose hidden states are kept
         self._states: dict[int, NDArray[np.float32]] = {}  # hidden states of the last decode
         self._grouped: GroupedBatch | None = None  # if the launched batch takes several decodes
@@ -228,11 +227,9 @@ class LlamaEngine(Sequences):
             self._drop_padding(batch, [run])
         position = self.gaps.position(seq_id, start - offset)
         rows = chunk.rows(seq_id, start, position, offset, batch.tokens[:num].tolist())
-        c_rows, _keep = c_batch(rows)
-        c_rows.n_tokens = num
         api.llama_set_causal_attn(self.handle, chunk.is_causal)
         try:
-            self._decode(batch, c_rows)
+            self._decode(batch, c_batch(rows))
         finally:
             api.llama_set_causal_attn(self.handle, True)
         if self.cache_kind is not CacheKind.CUT:
@@ -265,11 +262,11 @@ class LlamaEngine(Sequences):
 
     def _launch(self, batch: Batch) -> None:
         if not self.gaps:
-            self._decode(batch, self._c_batch_of(batch))
+            self._decode(batch, c_batch(batch))
             return
         self.gaps.shift(batch, -1)
         try:
-            self._decode(batch, self._c_batch_of(batch))
+            self._decode(batch, c_batch(batch))
         finally:
             self.gaps.shift(batch, 1)
 
@@ -296,14 +293,6 @@ class LlamaEngine(Sequences):
             self._decode_seconds, asked - self._handed_over, perf_counter() - asked
         )
         return floats_at(address, num_outputs, self.vocab_size)
-
-    def _c_batch_of(self, batch: Batch) -> Any:
-        """The batch in libllama's layout."""
-        known = self._batches.get(id(batch))
-        if known is None:
-            known = self._batches[id(batch)] = (batch, *c_batch(batch))
-        known[1].n_tokens = batch.num_rows
-        return known[1]
 
     def publish_states(self, layers: Collection[int]) -> None:
         if reason := hidden_states.why_not(self.model.facts, layers):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config import EngineConfig
-from headstart.engine.c_batch import floats_at
+from headstart.engine.c_batch import c_batch, floats_at
 from headstart.engine.context import UNLIMITED, LlamaEngine
 from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.library import api, libllama_error
@@ -111,8 +111,7 @@ class LlamaDraftContext(LlamaEngine):
         batch.clear()
         batch.add_rows(0, position, [0] * rows, features)
         batch.wants_logits[:rows] = 1
-        c_batch = self._c_batch_of(batch)
-        if status := api.llama_encode(self.handle, c_batch):
+        if status := api.llama_encode(self.handle, c_batch(batch)):
             raise libllama_error(EngineError, f"llama_encode returned {status} for {rows} rows")
         return floats_at(api.llama_get_embeddings_nextn(self.handle), rows, self.state_width).copy()
 

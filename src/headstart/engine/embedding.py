@@ -77,7 +77,6 @@ class LlamaEmbedder:
         # positions beyond the training context abort if the model has a table of them
         self.max_tokens = min(int(longest), model.facts.train_context)
         self._batch = Batch(self.max_batch_tokens)
-        self._rows, self._keep = c_batch(self._batch)
 
     def _params(self, config: EngineConfig, pooling: str | None) -> Any:
         facts, ubatch = self.model.facts, config.ubatch or config.batch
@@ -124,17 +123,15 @@ class LlamaEmbedder:
         if isinstance(chunk, LlamaChunk):
             batch: Batch = chunk.rows(0, position, position, 0, texts[0])
             batch.wants_logits[: batch.num_rows] = 1
-            rows, _keep = c_batch(batch)
             self._gap += chunk.num_cells - chunk.num_positions
             api.llama_set_causal_attn(self._handle, chunk.is_causal)
         else:
-            batch, rows = self._batch, self._rows
+            batch = self._batch
             batch.clear()
             for seq_id, text in enumerate(texts):
                 batch.add(seq_id, position, text, len(text))
-        rows.n_tokens = batch.num_rows
         try:
-            status = api.llama_decode(self._handle, rows)
+            status = api.llama_decode(self._handle, c_batch(batch))
             if status != 0:
                 is_end = True
                 words = f"llama_decode returned {status} for {batch.num_rows} tokens to embed"

@@ -279,10 +279,8 @@ class Sequences:
         length = int(api.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
         batch = Batch(1)
         batch.add(seq_id, length, [0], 0)
-        made, keep = c_batch(batch)
-        made.n_tokens = 1
-        is_done = api.llama_decode(self._context, made) in (0, 1)  # 1: there was no cell
-        del keep
+        # 1: there was no cell
+        is_done = api.llama_decode(self._context, c_batch(batch)) in (0, 1)
         api.llama_memory_seq_rm(self._memory, seq_id, length, -1)
         self.has_copies = self.has_shifts = not is_done
         return is_done

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +76,7 @@ class Batch:
     """
 
     __slots__ = (
-        *("media", "num_outputs", "num_rows", "positions", "seq_ids", "tokens"),
+        *("media", "native", "num_outputs", "num_rows", "positions", "seq_ids", "tokens"),
         "wants_logits",
     )
 
@@ -88,6 +88,7 @@ class Batch:
         self.num_rows = 0
         self.num_outputs = 0
         self.media: tuple[LoadedChunk, int] | None = None
+        self.native: Any = None  # the engine's own form of these arrays
 
     @property
     def capacity(self) -> int:
