@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import orjson
 from starlette.applications import Starlette
@@ -135,15 +135,16 @@ class Forward:
         is_task = request.method == "POST"
         conversation = conversation_of(HttpRequest(scope)) if is_task else None
         acquiring = self._pool.acquire(model, wakes=is_task)
-        if conversation:  # its answer continues without the client
+        if conversation:  # its answer continues without the client, and keeps the model loaded
             backend = await self._streams.wait(conversation, model.name, acquiring)
+            receive = _never
         else:
             backend = await unless_left(receive, acquiring)
         with ExitStack() as lease:
             lease.callback(self._pool.release, model, is_use=is_task)
             backend = _for_tenant(backend, scope)
             opening = self.proxy.open(backend, request, wants_first_piece=is_task)
-            answer = await (opening if conversation else unless_left(receive, opening))
+            answer = await unless_left(receive, opening)
             if answer.is_event_stream and not is_task:
                 lease.close()  # such a stream lasts as long as the model; it must not keep it
             await relay(answer, receive, send)
@@ -186,6 +187,12 @@ class Forward:
             finally:
                 self._pool.release(model, is_use=False)
         return found
+
+
+async def _never() -> NoReturn:
+    """ASGI's `receive` for an answer whose client may leave."""
+    await asyncio.Future()
+    raise AssertionError
 
 
 def _for_tenant(backend: Backend, scope: Scope) -> Backend:

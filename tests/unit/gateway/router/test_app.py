@@ -292,6 +292,19 @@ async def test_a_model_that_streams_an_answer_is_busy() -> None:
         assert loaded(routed.pool) == {"b"}
 
 
+async def test_an_answer_that_continues_without_its_client_keeps_its_model_loaded() -> None:
+    async with router("a", "b", max_models=1) as routed:
+        named = {"X-Conversation-Id": "c"}
+        async with routed.client.stream("POST", "/v1/wait", json={"model": "a"}, headers=named):
+            pass
+        other = asyncio.create_task(routed.client.post("/v1/completions", json={"model": "b"}))
+        await asyncio.sleep(0.1)
+        assert loaded(routed.pool) == {"a"}
+        routed.echo.go_on.set()
+        assert (await other).status_code == 200
+        assert loaded(routed.pool) == {"b"}
+
+
 async def test_who_only_watches_a_model_does_not_keep_it_loaded() -> None:
     async with (
         router("a", "b", max_models=1) as routed,
