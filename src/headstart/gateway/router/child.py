@@ -126,7 +126,8 @@ class ChildProcess:
         while not output.at_eof():
             with contextlib.suppress(ValueError):  # longer than LONGEST_LINE, and left out
                 line = await output.readline()
-                sys.stderr.write(prefix + line.decode("utf-8", "replace") if line else "")
+                with contextlib.suppress(OSError):  # a full disk must not stop the child's output
+                    sys.stderr.write(prefix + line.decode("utf-8", "replace") if line else "")
 
 
 def command(preset: ModelPreset, arguments: Sequence[str] = ()) -> list[str]:

@@ -74,6 +74,19 @@ async def test_a_child_says_how_it_is_doing_and_ends_when_asked(run, capfd) -> N
     assert "[m] hello from a child" in capfd.readouterr().err
 
 
+async def test_a_child_goes_on_where_the_routers_log_cannot_be_written(run, monkeypatch) -> None:
+    class Full:
+        def write(self, text: str) -> None:
+            raise OSError(28, "No space left on device")
+
+    lines = "[print('x' * 1000) for _ in range(1000)]; "
+    monkeypatch.setattr(sys, "stderr", Full())
+    process, heard = run(HELLO + lines + "parent.tell('loaded', url='x'); time.sleep(60)")
+    await asyncio.wait_for(heard.news.wait(), 20)
+    process.stop()
+    assert await asyncio.wait_for(heard.code, 20) == -15
+
+
 async def test_a_child_goes_on_after_a_line_that_is_too_long_to_be_logged(
     run, capfd, monkeypatch
 ) -> None:
