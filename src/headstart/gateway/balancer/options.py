@@ -70,8 +70,13 @@ class BalancerOptions(RoutingOptions):
         parts = (part.strip().rstrip("/") for part in (self.backend or "").split(","))
         found = [url for url in parts if url]
         for url in found:
-            address = urlsplit(url)
-            if address.scheme not in ("http", "https") or not address.hostname or address.query:
+            try:
+                address = urlsplit(url)
+                is_known = address.scheme in ("http", "https") and address.port != 0
+                is_address = is_known and bool(address.hostname) and not address.query
+            except ValueError:  # of brackets and ports
+                is_address = False
+            if not is_address:
                 raise ConfigError(
                     f"--backend is {url!r} but must be an address as http://10.0.0.2:8080"
                 )

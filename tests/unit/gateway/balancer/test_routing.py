@@ -16,8 +16,9 @@ from headstart.config import ServerConfig
 from headstart.gateway.balancer import balancer, health, routing
 from headstart.gateway.balancer.app import create_app
 from headstart.gateway.balancer.balancer import Fleet
-from headstart.gateway.balancer.options import RoutingOptions
+from headstart.gateway.balancer.options import BalancerOptions, RoutingOptions
 from headstart.gateway.balancer.replica import Replica
+from headstart.types.errors import ConfigError
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "Hello"}], "stream": True}
@@ -298,3 +299,11 @@ async def test_wrong_orders_are_refused(path, body, status) -> None:
         response = await client.post(f"/router/{path}", json=body)
         assert response.status_code == status
         assert response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "url", ["10.0.0.2:8080", "http://", "http://h:99999", "http://h:x", "http://h:0", "http://[::1"]
+)
+def test_a_backend_that_is_no_address_is_refused_at_the_start(url) -> None:
+    with pytest.raises(ConfigError, match="must be an address"):
+        BalancerOptions(backend=f"http://10.0.0.2,{url}")
