@@ -190,6 +190,8 @@ class Pool:
         try:
             self._advance()
             await asyncio.shield(waiting.done)
+            if model.backend is None:  # its process has ended since
+                raise BackendError(f"{model.name} ended before it answered: {model.failure}")
             model.num_requests += 1
         finally:
             waiting.num_waiters -= 1

@@ -233,6 +233,19 @@ async def test_a_model_that_is_unloaded_while_it_loads_tells_those_who_wait(chil
     assert not pool.models["a"].has_failed
 
 
+async def test_a_model_that_ends_once_it_is_loaded_is_not_held_by_those_who_waited(
+    children,
+) -> None:
+    children.gate.clear()
+    pool = pool_of(children, "a")
+    waiting = await begun(use(pool, "a"))
+    children.children["a"].on_state({"state": LOADED, "url": "http://127.0.0.1:1"})
+    children.children["a"].end(3)
+    with pytest.raises(BackendError, match="ended before it answered"):
+        await waiting
+    assert pool.models["a"].num_requests == 0
+
+
 async def test_a_sleeping_model_needs_room_to_wake_up(children) -> None:
     mib = 2**20
     measure = estimates(a=600 * mib, b=600 * mib, usable=1000 * mib)
