@@ -21,6 +21,7 @@ LEAST_CONTEXT = 64
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 # values of the others can only be read by flash attention
 PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
+_ALL_CORES = {"-1": None, "0": None}
 
 
 def rpc_endpoints(text: str) -> list[tuple[str, int]]:
@@ -51,13 +52,13 @@ class EngineConfig:
     """Engine settings of a model. Built twice: for the target and for the draft model."""
 
     threads: int | None = option(
-        None, "CPU threads while generating; default: physical cores", least=1, words={"-1": None}
+        None, "CPU threads while generating; default: physical cores", least=1, words=_ALL_CORES
     )
     threads_batch: int | None = option(
         None,
         "CPU threads while processing prompts; default: as --threads",
         least=1,
-        words={"-1": None},
+        words=_ALL_CORES,
     )
     gpu_layers: int = option(
         -1, "layers on the GPU; -1 for all", least=-1, words={"all": -1, "auto": -1}

@@ -81,6 +81,7 @@ def test_nothing_given_is_the_default_config() -> None:
         (["--main-gpu", "-1"], "engine", "main_gpu", -1),
         (["-np", "-1"], "scheduler", "parallel", 4),
         (["-t", "-1"], "engine", "threads", None),
+        (["-t", "0"], "engine", "threads", None),
         (["-tb", "-1"], "engine", "threads_batch", None),
         (["-td", "-1"], "draft_engine", "draft_threads", None),
         (["--spec-draft-threads-batch", "3"], "draft_engine", "draft_threads_batch", 3),

@@ -228,7 +228,7 @@ def test_a_template_file_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["-td", "0"], "--draft-threads is 0 but must be at least 1"),
+        (["-td", "-2"], "--draft-threads is -2 but must be at least 1"),
         (["-tbd", "-2"], "--draft-threads-batch is -2 but must be at least 1"),
         (["-ngld", "-5"], "--draft-gpu-layers is -5 but must be at least -1"),
         (["-cd", "8"], "--draft-context is 8"),
