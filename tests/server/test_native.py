@@ -252,6 +252,8 @@ def test_response_fields_select_and_flatten(client):
     }
     answer = client.post("/completion", json=body).json()
     assert answer == {"content": "Höi!", "timings/cache_n": 2, "generation_settings/top_k": 40}
+    *_, last = events_of(client.post("/completion", json=body | {"stream": True}))
+    assert last == answer | {"content": ""}
 
 
 def test_an_unfinished_character_is_replaced_only_at_the_very_end():

@@ -215,11 +215,12 @@ def test_thinking_can_be_set(think: Any, kwargs: dict[str, bool], effort: str | 
         ("/api/chat", {"messages": MESSAGES, "options": {"temperature": "hot"}}, "'hot'"),
         ("/api/generate", {"prompt": "a", "options": {"top_k": [1]}}, "top_k is"),
         ("/api/generate", {"prompt": "a", "raw": True, "options": {"seed": "x"}}, "seed is 'x'"),
+        ("/api/generate", {"prompt": "a", "raw": True, "system": "b"}, "system with raw"),
         ("/v1/responses", {"input": "a", "temperature": "hot"}, "temperature is 'hot'"),
         ("/v1/messages", {"messages": MESSAGES, "temperature": "hot"}, "temperature is 'hot'"),
     ],
 )
-def test_a_field_of_the_wrong_type_is_the_clients_fault(
+def test_a_field_that_cannot_be_honoured_is_the_clients_fault(
     client: httpx2.Client, path: str, body: dict[str, Any], says: str
 ) -> None:
     answer = client.post(path, json=body)

@@ -161,8 +161,15 @@ def test_the_last_chunk_of_a_completion_has_the_usage(sdk, options):
 def test_completion_logprobs_have_both_shapes(sdk):
     logprobs = sdk.completions.create(model="m", prompt="a", logprobs=1).choices[0].logprobs
     assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == 5
-    assert logprobs.text_offset[0] == 0
     assert logprobs.model_extra["content"][0]["id"] == ord("H")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_offset_is_where_a_tokens_character_begins_in_the_text(sdk, stream):
+    answer = sdk.completions.create(model="m", prompt="a", logprobs=0, stream=stream)
+    choices = [chunk.choices[0] for chunk in (answer if stream else [answer])]
+    offsets = [at for one in choices if one.logprobs for at in one.logprobs.text_offset]
+    assert offsets == [0, 1, 1, 2, 3]  # "Höi!", a token for each byte
 
 
 def test_models_can_be_listed_and_retrieved(sdk):

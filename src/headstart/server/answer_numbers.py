@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from headstart.text.utf8 import text_or_bytes
+from headstart.text.utf8 import CharCounter, text_or_bytes
 from headstart.types import Vocab
 from headstart.types.request import ProgressEvent, RequestStats, TokenEvent, TokenLogprob
 from headstart.types.speculation_stats import SpeculationStats
@@ -149,12 +149,15 @@ def token_probabilities(
     ]
 
 
-def legacy_logprobs(content: Sequence[dict[str, Any]], text_offset: int) -> dict[str, Any]:
-    """Log probabilities in OpenAI's legacy format for completions, four parallel lists."""
+def legacy_logprobs(content: Sequence[dict[str, Any]], before: CharCounter) -> dict[str, Any]:
+    """Log probabilities in OpenAI's legacy format for completions, four parallel lists.
+
+    `before` counts the text in front of them, and then these tokens too.
+    """
     offsets = []
     for entry in content:
-        offsets.append(text_offset)
-        text_offset += len(entry["token"])
+        offsets.append(before.num_chars)
+        before.add(bytes(entry["bytes"]))
     return {
         "tokens": [entry["token"] for entry in content],
         "token_logprobs": [entry["logprob"] for entry in content],

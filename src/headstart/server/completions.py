@@ -17,6 +17,7 @@ from headstart.server.media import read_prompt_media
 from headstart.server.prompts import Prompt, read_prompts
 from headstart.server.routing import Routes
 from headstart.server.schemas import CompletionBody
+from headstart.server.translate import num_choices
 from headstart.types.request import TokenLogprob
 
 routes = Routes()
@@ -41,6 +42,11 @@ async def completions(http: HttpRequest) -> Response:
         if body.echo and body.post_sampling_probs:
             raise not_supported(
                 "echo with post_sampling_probs is not supported: nothing of the prompt was sampled"
+            )
+        if body.best_of > (number := num_choices(body, call.info)):
+            raise not_supported(
+                f"best_of is {body.best_of} but no more than n, {number}, answers are written; "
+                "leave it out, or send a larger n"
             )
         vocab, info = call.model.vocab, call.info
         prompts = read_prompts(body.prompt, vocab, info.context_size, media)
@@ -70,7 +76,7 @@ class CompletionDialect(OpenAIDialect):
             content = token_probabilities(logprobs, vocab, is_post_sampling=is_post_sampling)
             shown = {"content": content}
             if not choice.request.post_sampling_probs:
-                shown |= legacy_logprobs(content, 0 if is_whole else choice.num_chars_sent)
+                shown |= legacy_logprobs(content, choice.scored)
         entry = {
             "index": choice.index,
             "text": piece.text,

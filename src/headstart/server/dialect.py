@@ -31,7 +31,7 @@ from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call
 from headstart.text.toolcalls.answer_format import AnswerParser
 from headstart.text.toolcalls.events import AnswerEvent, AnswerMessage, CallBegin, Content
-from headstart.text.utf8 import utf8_decoder
+from headstart.text.utf8 import CharCounter, utf8_decoder
 from headstart.types.request import (
     Event,
     FinishEvent,
@@ -76,7 +76,9 @@ class Choice:
     parser: AnswerParser | None = None  # separates reasoning and tool calls from content
     message: AnswerMessage = field(default_factory=AnswerMessage)  # result of the parser so far
     is_open: bool = False  # its first chunk was sent
-    num_chars_sent: int = 0
+    scored: CharCounter = field(
+        default_factory=CharCounter
+    )  # text of tokens with log probabilities
     _first_token_at: float | None = None
     _decoder: IncrementalDecoder = field(default_factory=utf8_decoder)
     _parts: list[str] = field(default_factory=list)
@@ -278,9 +280,7 @@ class OpenAIDialect(SingleDialect):
         """One member of `choices`."""
 
     def delta(self, choice: Choice, piece: Piece) -> Chunk:
-        chunk = self.frame(self.chunk_kind, [self.entry(choice, piece, is_whole=False)])
-        choice.num_chars_sent += len(piece.text)
-        return chunk
+        return self.frame(self.chunk_kind, [self.entry(choice, piece, is_whole=False)])
 
     def closing(self, choice: Choice) -> list[Chunk]:
         last = self.entry(choice, Piece(), is_whole=False) | {"finish_reason": choice.finish_reason}

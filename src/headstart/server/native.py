@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -59,31 +58,29 @@ class NativeDialect(SingleDialect):
         return chunk | self.extras(piece)
 
     def closing(self, choice: Choice) -> list[Chunk]:
-        return [native_answer(self.call, self.body, choice, "", ())]
+        return [self._picked(native_answer(self.call, self.body, choice, "", ()))]
 
     def whole(self) -> Any:
         finals = []
-        assert isinstance(self.body, NativeBody)
-        fields = self.body.response_fields
         for choice in self.choices:
             tokens = choice.tokens if self.body.return_tokens else ()
             final = native_answer(self.call, self.body, choice, self.full_text(choice), tokens)
             final |= self.extras(choice.everything(choice.text))
             if choice.logprobs:
                 final["completion_probabilities"] = self.probabilities(choice, choice.logprobs)
-            finals.append(pick_fields(final, fields) if fields else final)
+            finals.append(self._picked(final))
         return finals if len(finals) > 1 else finals[0]
 
-
-def pick_fields(result: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
-    """Keep only these fields; "timings/prompt_n" names a nested one, which stays a flat key."""
-    picked: dict[str, Any] = {}
-    for path in paths:
-        value: Any = result
-        try:
-            for key in path.split("/"):
-                value = value[key]
-        except (KeyError, TypeError):  # absent
-            continue
-        picked[path] = value
-    return picked
+    def _picked(self, final: Chunk) -> Chunk:
+        """The fields that the body selects; "timings/prompt_n" is nested and becomes a flat key."""
+        assert isinstance(self.body, NativeBody)
+        paths, picked = self.body.response_fields, Chunk()
+        for path in paths:
+            value: Any = final
+            try:
+                for key in path.split("/"):
+                    value = value[key]
+            except (KeyError, TypeError):  # absent
+                continue
+            picked[path] = value
+        return picked if paths else final

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # parameters of llama-server that have no effect here
 OFF = {
     "mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "adaptive_target": -1.0,
-    "adaptive_decay": 0.9, "min_keep": 0, "backend_sampling": False, "preserved_tokens": [],
+    "adaptive_decay": 0.9, "backend_sampling": False, "preserved_tokens": [],
     "reasoning_in_content": False, "chat_format": "peg-native", "generation_prompt": "",
 }  # fmt: skip
 

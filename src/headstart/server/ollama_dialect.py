@@ -127,6 +127,8 @@ def refuse(body: OllamaGenerateBody) -> None:
             raise not_supported(f"{name} is not supported; leave it out")
     if body.images and (body.raw or body.suffix is not None):
         raise not_supported("images with raw or a suffix are not supported; leave out one of them")
+    if body.system and body.raw:
+        raise not_supported("system with raw is not supported; put it into the prompt")
 
 
 def _chat_fields(body: OllamaTextBody) -> dict[str, Any]:

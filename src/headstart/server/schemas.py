@@ -255,7 +255,7 @@ class CompletionBody(GenerationBody):
 
     prompt: Any = Field(description="string, token ids, a mix of both, or a list of these")
     logprobs: Any = Field(None, description="number of alternatives per token")
-    best_of: Int = 1
+    best_of: Int = Field(1, description="no more than n")
     suffix: str | None = Field(None, description="what comes after the text to fill in")
 
     @property

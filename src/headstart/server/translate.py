@@ -46,11 +46,10 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
         RequestError: a value is not supported.
     """
     _refuse(body)
-    num_choices = _num_choices(body, call.info)
-    if len(prompts) * num_choices > MAX_PROMPTS:
+    num_each = num_choices(body, call.info)
+    if len(prompts) * num_each > MAX_PROMPTS:
         raise RequestError(
-            f"{len(prompts)} prompts with n = {num_choices} exceed {MAX_PROMPTS} answers in one "
-            "call"
+            f"{len(prompts)} prompts with n = {num_each} exceed {MAX_PROMPTS} answers in one call"
         )
     defaults, vocab = call.model.defaults, call.model.vocab
     config = call.model.config.scheduler
@@ -93,13 +92,11 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
             media=prompt.media,
             slot_id=None if index else slot_id,  # the others would have to wait
             thoughts=tagged_thoughts(body, prompt.text, call.model),
-            sampling=dataclasses.replace(
-                sampling, seed=(sampling.seed + index % num_choices) % 2**32
-            ),
+            sampling=dataclasses.replace(sampling, seed=(sampling.seed + index % num_each) % 2**32),
         )
-        for index, prompt in enumerate(prompt for prompt in prompts for _ in range(num_choices))
+        for index, prompt in enumerate(prompt for prompt in prompts for _ in range(num_each))
     ]
-    _check_told(requests[0], prompts, num_choices, vocab)
+    _check_told(requests[0], prompts, num_each, vocab)
     return requests
 
 
@@ -168,7 +165,8 @@ def _refuse(body: GenerationBody) -> None:
         )
 
 
-def _num_choices(body: GenerationBody, info: WorkerInfo) -> int:
+def num_choices(body: GenerationBody, info: WorkerInfo) -> int:
+    """Number of answers per prompt."""
     number = body.n if body.n_cmpl is None else body.n_cmpl
     if not 1 <= number <= info.num_slots:
         raise wrong_value(
