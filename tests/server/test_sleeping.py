@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -241,11 +240,16 @@ async def test_streams_belong_to_their_tenant_and_few_that_are_over_are_kept():
         streams.begin("a", str(number)).stop()
     assert streams.find("a", "long") is None
     assert sum(streams.find("a", str(n)) is not None for n in range(999)) == MAX_STREAMS + 1
-    old = streams.find("a", "70")
-    assert old
-    old.completed_at = int(time.time()) - 301
-    streams.begin("c", "new")
-    assert streams.find("a", "70") is None
+
+
+async def test_a_stream_is_forgotten_without_another_request(monkeypatch):
+    monkeypatch.setattr(kept_streams, "KEPT_SECONDS", 0)
+    streams = KeptStreams()
+    streams.begin("a", "running")
+    streams.begin("a", "over").stop()
+    while streams.find("a", "over"):
+        await asyncio.sleep(0)
+    assert streams.find("a", "running")
 
 
 async def test_the_tenant_whose_streams_take_most_loses_its_oldest(monkeypatch):

@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from starlette.types import Message
 
 HEADER = "x-conversation-id"
+KEPT_SECONDS = 300  # after a stream's end
 MAX_STREAMS = 64  # finished ones per tenant
 MAX_STREAM_BYTES = 256 << 20  # of all tenants' finished streams
 PIECE_BYTES = 1 << 16  # per read of a stream: a client that stops reading holds one
@@ -25,8 +26,9 @@ PIECE_BYTES = 1 << 16  # per read of a stream: a client that stops reading holds
 class KeptStream:
     """The chunks written so far and the writing task; acts as the client of the answer."""
 
-    def __init__(self, conversation_id: str) -> None:
+    def __init__(self, conversation_id: str, on_end: Callable[[], object]) -> None:
         self.conversation_id, self.media_type = conversation_id, "text/event-stream"
+        self._on_end = on_end
         self.started_at = int(time.time())
         self.completed_at = 0
         self.num_dropped = 0  # bytes dropped from the start
@@ -66,6 +68,7 @@ class KeptStream:
 
     def _end(self) -> None:
         self.completed_at = int(time.time())
+        self._on_end()
         self._wake_readers()
 
     def _wake_readers(self) -> None:
@@ -95,18 +98,17 @@ class KeptStreams:
         self.stop(tenant, conversation_id)
         over = [name for name, one in self._streams.items() if one.completed_at]
         own = [name for name in over if name[0] == tenant]
-        oldest = time.time() - 300.0  # retention after a stream's end
+        for name in own[:-MAX_STREAMS]:
+            over.remove(name)
+            del self._streams[name]
         held = Counter[str]()  # bytes, by tenant
         for name in over:
-            if self._streams[name].completed_at < oldest or name in own[:-MAX_STREAMS]:
-                del self._streams[name]
-            else:
-                held[name[0]] += len(self._streams[name].data)
+            held[name[0]] += len(self._streams[name].data)
         while held.total() > MAX_STREAM_BYTES:
             most = max(held, key=held.__getitem__)
             name = next(one for one in over if one[0] == most and one in self._streams)
             held[most] -= len(self._streams.pop(name).data)
-        stream = KeptStream(conversation_id)
+        stream = KeptStream(conversation_id, self._forget_later)
         self._streams[tenant, conversation_id] = stream
         return stream
 
@@ -127,3 +129,13 @@ class KeptStreams:
         """End a stream and forget it; unknown ones are ignored."""
         if stream := self._streams.pop((tenant, conversation_id), None):
             stream.stop()
+
+    def _forget_later(self) -> None:
+        asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget)
+
+    def _forget(self) -> None:
+        """Drop the streams whose time is over."""
+        oldest = time.time() - KEPT_SECONDS
+        over = [name for name, one in self._streams.items() if 0 < one.completed_at <= oldest]
+        for name in over:
+            del self._streams[name]
