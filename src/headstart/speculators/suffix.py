@@ -208,7 +208,10 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
 
     def _end(self, seq_id: int, *, is_private: bool) -> None:
         text = self.histories.pop(seq_id, None)
-        if text is None or not self._options.corpus_tokens:
+        if text is None:
+            return
+        text.alignment.stop()  # it may copy itself; only the collector frees such a cycle, and late
+        if not self._options.corpus_tokens:
             return
         answer = self.corpus.add(text.tokens, text.prompt[0], is_private=is_private)
         if answer is not None:

@@ -61,6 +61,15 @@ class OldBegin(Good):
         """Nothing."""
 
 
+class Certain(Good):
+    """Scores its drafts with match lengths, and calls these probabilities."""
+
+    scores_are_probabilities = True
+
+    def draft(self, request: DraftRequest) -> Draft:
+        return Draft([1], [12.0])
+
+
 class Unordered(Good):
     """Answers in the order of sequence ids."""
 
@@ -135,6 +144,7 @@ WELL_FORMED = "its_drafts_are_well_formed_and_repeatable"
         (drafting(lambda one: Draft(list(one.tokens[-7:]))), WELL_FORMED, "max_tokens is 1"),
         (drafting(lambda _: Draft([1], [0.5, 0.5])), WELL_FORMED, "2 scores for 1 tokens"),
         (drafting(lambda _: Draft([1], [float("nan")])), WELL_FORMED, "finite"),
+        (Certain, WELL_FORMED, "a score is 12 but must be a probability"),
         (drafting(lambda _: Draft([40_000])), WELL_FORMED, "not in the vocabulary"),
         (drafting(lambda _: Draft([random.randrange(30)])), WELL_FORMED, "seed what is random"),
         (drafting(lambda _: Draft(reason="no match")), REPEATS, "drafted nothing"),

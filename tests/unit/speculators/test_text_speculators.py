@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -13,6 +14,7 @@ from tests.harness import make_speculators
 from tests.unit.speculators.text_support import accept, propose, tokens_of
 
 from headstart.speculators.base import Speculator
+from headstart.speculators.base_texts import TextSpeculator
 from headstart.speculators.ngram_map import (
     NgramMapK4vSpeculator,
     NgramMapKSpeculator,
@@ -51,6 +53,23 @@ def test_state_fed_step_by_step_equals_state_made_from_the_whole(
         history += step
         speculator.accept(0, step, 0)
     assert tokens_of(speculator, history) == tokens_of(make(name), history)
+
+
+@all_speculators
+def test_the_text_of_a_request_that_ended_is_freed_at_once(name: str) -> None:
+    """Not by the collector, which comes late because loaded objects are frozen."""
+    speculator, history = make(name), [5, 6, 7] * 20
+    gc.disable()
+    try:
+        propose(speculator, history)
+        accept(speculator, history, [5, 6])
+        assert isinstance(speculator, TextSpeculator)
+        kind = type(speculator.histories[0])
+        num_before = sum(type(one) is kind for one in gc.get_objects())
+        speculator.end(0)
+        assert sum(type(one) is kind for one in gc.get_objects()) == num_before - 1
+    finally:
+        gc.enable()
 
 
 @all_speculators

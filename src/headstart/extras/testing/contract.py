@@ -82,6 +82,12 @@ def its_drafts_are_well_formed_and_repeatable(make: Make) -> None:
     """The same calls give the same drafts: seed whatever is random."""
     first, second = (_play(make(), 0, seed=1) for _ in range(2))
     _require(first == second, "the same calls gave other drafts; seed what is random")
+    most = max((score for _, scores in first for score in scores), default=0.0)
+    _require(
+        most < 1.001 or not make().scores_are_probabilities,
+        f"a score is {most:g} but must be a probability; for other scores, such as match lengths, "
+        "set scores_are_probabilities = False",
+    )
 
 
 def it_drafts_where_the_text_repeats(make: Make) -> None:
