@@ -216,9 +216,13 @@ class CallRules:
             return f"({' | '.join(choices)}) {self.spelled(end)}"
         if self.token_of(end.strip()) is not None:
             return f"/(?s:.*)/ {self.spelled(end)}"
-        name = f"text_{len(self._lines)}"
-        self._lines.append(f"{name}[suffix={quoted(end)}]: /(?s:.*)/")
-        return name
+        name, cdata = f"text_{len(self._lines)}", r"/<!\[CDATA\[(?s:.*)/"
+        if not form.has_cdata:
+            self._lines.append(f"{name}[suffix={quoted(end)}]: /(?s:.*)/")
+            return name
+        self._lines.append(f"{name}[suffix={quoted(end)}]: /(?s:.*)/ & ~{cdata}")
+        self._lines.append(f"{name}_quoted[suffix={quoted(']]>' + end)}]: {cdata}")
+        return f"({name} | {name}_quoted)"
 
     def spelled(self, marker: str) -> str:
         """A marker as literals and ids of special tokens; white space is a separate literal."""

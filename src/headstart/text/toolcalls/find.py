@@ -62,7 +62,7 @@ class _Probe:
     """Renders answers of one template."""
 
     def __init__(self, template: ChatTemplate) -> None:
-        self._template = template
+        self._template, self.source = template, template.source
         self._render = partial(template.try_to_render, tools=_tools(), add_generation_prompt=False)
         self._before = self._render([QUESTION])
         self.generation_prompt = ""
@@ -238,7 +238,10 @@ def _tagged_calls(probe: _Probe, one: str, two: str) -> MarkedCalls:
         name_end.rstrip()
     ):
         key_start, name_end = name_end + key_start, ""
-    arguments = _tagged_arguments(probe, key_start, key_end, value_end)
+    arguments = dataclasses.replace(
+        _tagged_arguments(probe, key_start, key_end, value_end),
+        has_cdata="<![CDATA[" in probe.source,
+    )
     between, after = "", call_end
     if two:
         second = two.index(_NAMES[1])

@@ -263,7 +263,7 @@ class NamedCall:
             return False
         reader.begin_call(name, call_id)
         if self.arguments:
-            yield from self.arguments.read(reader, name)
+            yield from self.arguments.read(reader, name, ends)
         elif not (yield from read_value(reader, reader.arguments)):
             yield from _to_the_end(reader, ends, reader.arguments)
         return True
@@ -279,8 +279,9 @@ class TaggedArguments:
     # an attribute between name and value that says whether the value is text
     attribute_end: str = ""
     text_attribute: str = ""
+    has_cdata: bool = False  # a value may be in <![CDATA[ and ]]>, with value_end inside
 
-    def read(self, reader: TextReader, name: str) -> Reading[None]:
+    def read(self, reader: TextReader, name: str, ends: Sequence[str]) -> Reading[None]:
         """Emit the arguments as members of a JSON object while they arrive."""
         reader.arguments("{")
         before = ""
@@ -290,10 +291,12 @@ class TaggedArguments:
                 break
             reader.arguments(f"{before}{dump(''.join(key))}:")
             before = ","
-            yield from self._read_value(reader, name, "".join(key))
+            yield from self._read_value(reader, name, "".join(key), ends)
         reader.arguments("}")
 
-    def _read_value(self, reader: TextReader, name: str, key: str) -> Reading[None]:
+    def _read_value(
+        self, reader: TextReader, name: str, key: str, call_ends: Sequence[str]
+    ) -> Reading[None]:
         types = reader.tools.types(name, key)
         if self.attribute_end:
             word: list[str] = []
@@ -303,15 +306,29 @@ class TaggedArguments:
             yield from reader.takes("\n")
         end = self.value_end.strip()
         ends = ("\n" + end, end) if self.value_end[:1].isspace() else (end,)
-        if types == TEXT and not (yield from reader.sees("<![CDATA[")):
-            reader.arguments('"')
-            yield from reader.until(ends, lambda text: reader.arguments(dump(text)[1:-1]))
-            reader.arguments('"')
-            return
         value: list[str] = []
-        yield from reader.until(ends, value.append)
-        text = "".join(value)
-        if text.startswith("<![CDATA[") and text.endswith("]]>"):
-            reader.arguments(dump(text[9:-3]))
-        else:
-            reader.arguments(dump(spelled_value(text, types)))
+        is_quoted = self.has_cdata and (yield from reader.takes("<![CDATA["))
+        if is_quoted:
+            types, ends = TEXT, ("]]>" + end,)
+        emit: Callable[[str], object] = value.append
+        if types == TEXT:
+            reader.arguments('"')
+            emit = lambda text: reader.arguments(dump(text)[1:-1])  # noqa: E731
+        while (found := (yield from reader.until(ends, emit))) not in (None, ends[0]):
+            # behind a value, not in its own line, it may be part of a text
+            if (yield from _sees_behind_space(reader, (self.key_start.strip(), *call_ends))):
+                break
+            emit(found)
+        written = '"' if types == TEXT else dump(spelled_value("".join(value), types))
+        reader.arguments(written)
+
+
+def _sees_behind_space(reader: TextReader, markers: Sequence[str]) -> Reading[bool]:
+    """Whether white space and then one of the markers, or the end of the text, come next."""
+    place = reader.mark()
+    yield from reader.skip_space()
+    is_there = not (yield from reader.peek(1))
+    for marker in markers:
+        is_there = is_there or (yield from reader.sees(marker))
+    reader.release(place)
+    return is_there

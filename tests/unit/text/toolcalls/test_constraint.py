@@ -147,6 +147,19 @@ NAMED = tools_of(
 )
 
 
+def test_a_quoted_text_may_contain_the_end_of_a_value():
+    arguments = {"to": "x", "text": "a</param>\n<b>]] ]>"}
+    parameters = {"properties": {key: {"type": "string"} for key in arguments}}
+    tools = tools_of({"type": "object", **parameters, "required": ["to", "text"]}, "send")
+    template, text = written("openbmb-MiniCPM5-1B", ("send", arguments), tools=tools)
+    answer_format = find_format(template)
+    call = text[text.rindex("<function name") : text.rindex("</function>") + len("</function>")]
+    assert accepts(required_calls(answer_format.calls, rules(tools)), call)
+    for pieces in ([text], list(text)):
+        *_, call = read(answer_format, pieces, tools=tools).calls
+        assert json.loads(call.arguments) == arguments
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_arguments_of_all_types_are_read_as_the_schema_has_them(name):
     template, text = written(name, ("f", ARGUMENTS), tools=NAMED)

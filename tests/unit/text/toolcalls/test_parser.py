@@ -211,6 +211,18 @@ def test_arguments_written_twice_are_one_call():
         ]
 
 
+def test_the_end_of_a_value_may_occur_in_a_text():
+    for text in ("a </p> b", "</p>", "x\n</p\n>", "<![CDATA[x]]>"):
+        answer = f"<call><f=send>\n<p=text>\n{text}\n</p>\n<p=to>\n[]\n</p>\n</f></call>"
+        expected = {"text": text, "to": []}
+        for pieces in ([answer], list(answer)):
+            [call] = read(AnswerFormat(calls=TAGGED), pieces).calls
+            assert json.loads(call.arguments) == expected
+    answer = "<call><f=send><p=text>x</p> <p=to>[]</p>\n</f></call>"
+    [call] = read(AnswerFormat(calls=TAGGED), list(answer)).calls
+    assert json.loads(call.arguments) == {"text": "x", "to": []}
+
+
 def test_a_call_may_have_no_arguments():
     assert read(AnswerFormat(calls=TAGGED), ["<call><f=send></f></call>"]).calls == [
         ToolCall("send", "", "{}")
