@@ -22,7 +22,6 @@ from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.prompt_store import PromptStore, StoredBlock, StoredPrompt
 from headstart.scheduler.sequence import Cells, Sequence, num_shared
 from headstart.structures.checkpoints import Data, unpack
-from headstart.structures.prefix_index import packed
 from headstart.types import CacheKind, Engine
 from headstart.types.errors import EngineError
 from headstart.types.report import Counters
@@ -180,8 +179,8 @@ class Offloading:
         """Idle slots to be written, most recently used first."""
         for cells in sorted(self._cells, key=lambda one: -one.last_used):
             is_free = cells.user is None and not cells.is_private
-            is_writable = is_free and self._is_worth_it(cells) and min(cells.tokens) >= 0
-            if is_writable and not disk.knows(cells.namespace, packed(cells.tokens)):
+            is_writable = is_free and self._is_worth_it(cells) and not cells.has_media
+            if is_writable and not disk.knows(cells.namespace, cells.packed):
                 yield cells
 
     def finish(self) -> None:
@@ -196,7 +195,7 @@ class Offloading:
                     break
                 time.sleep(0.05)  # its queue may be full
         if left <= 0.0 or disk.failure:
-            held = [(one.namespace, packed(one.tokens)) for one in self._unwritten(disk)]
+            held = [(one.namespace, one.packed) for one in self._unwritten(disk)]
             held += [(one.namespace, one.tokens) for one in self.store if not one.is_private]
             unqueued = {(name, text.tobytes()) for name, text in held if not disk.knows(name, text)}
         disk.finish(max(0.0, left), len(unqueued))
@@ -243,7 +242,7 @@ class Offloading:
         """
         if not self.store.max_bytes or not self._is_worth_it(cells):
             return False
-        if self.store.holds(cells.namespace, packed(cells.tokens)) or not self._num_own(cells):
+        if self.store.holds(cells.namespace, cells.packed) or not self._num_own(cells):
             return True
         if (stored := self._copy(cells)) is None:
             return False
@@ -273,7 +272,7 @@ class Offloading:
             return None
         return StoredPrompt(
             cells.namespace,
-            packed(cells.tokens[: blocks[-1].end]),
+            cells.packed[: blocks[-1].end],
             tuple(blocks),
             cells.num_prompt,
             last_used=time.time() - (self._clock() - cells.last_used),
@@ -287,9 +286,9 @@ class Offloading:
         """
         seq_id, length = cells.seq_id, cells.length
         # the cells of an image share positions, and libllama addresses cells by position
-        if not self._engine.has_blocks or min(cells.tokens) < 0:
+        if not self._engine.has_blocks or cells.has_media:
             return [StoredBlock(0, length, self._engine.save_sequence(seq_id))]
-        alike, num_common = self.store.find(cells.namespace, packed(cells.tokens))
+        alike, num_common = self.store.find(cells.namespace, cells.packed)
         whole = num_common - num_common % BLOCK
         blocks = list(alike.known(whole)) if alike is not None and not alike.is_whole else []
         while (start := blocks[-1].end if blocks else 0) < length and self.take_time():

@@ -17,7 +17,6 @@ from headstart.scheduler.offloading import LEAST_TOKENS, Offloading
 from headstart.scheduler.sequence import ALL_EXACT, Cells, Sequence, num_shared
 from headstart.scheduler.step import StepPlan
 from headstart.structures.prefix import common_prefix_length
-from headstart.structures.prefix_index import packed
 from headstart.types import CacheKind, Engine, Vocab
 from headstart.types.media import chunk_begin
 
@@ -125,7 +124,7 @@ class PromptCache:
         offloading.store.take(stored)  # making room may need its space in the store
         is_needed = True
         try:
-            if common_prefix_length(stored.tokens, packed(cells.tokens)) < cells.length:
+            if common_prefix_length(stored.tokens, cells.packed) < cells.length:
                 if not self._keep(cells):
                     return None
                 cells.hold([])

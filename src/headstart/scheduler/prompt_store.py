@@ -69,7 +69,7 @@ class PromptStore:
         self.dropped: Callable[[StoredPrompt], object] = lambda prompt: None
         self._prompts: dict[StoredPrompt, None] = {}  # most recently used last
         self._held: Counter[str] = Counter()  # bytes, by tenant
-        self._uses: Counter[StoredBlock] = Counter()  # number of prompts that contain a block
+        self._uses = defaultdict[StoredBlock, int](int)  # number of prompts that contain a block
         self._indexes: defaultdict[str, PrefixIndex[StoredPrompt]] = defaultdict(PrefixIndex)
 
     def __len__(self) -> int:
@@ -119,11 +119,12 @@ class PromptStore:
             blocks = tuple(known.get(block.end, block) for block in prompt.blocks)
             if blocks != prompt.blocks:
                 prompt = replace(prompt, blocks=blocks)
-        for other in self._indexes[prompt.namespace].beginnings(prompt.tokens):
-            self.take(other)
+        beginnings = self._indexes[prompt.namespace].beginnings(prompt.tokens)
         self._indexes[prompt.namespace].add(prompt.tokens, prompt)
         self._prompts[prompt] = None
         self._count(prompt, 1)
+        for other in beginnings:
+            self.take(other)
         while self.num_bytes > self.max_bytes:
             most = max(self._held, key=self._held.__getitem__)
             oldest = next(one for one in self._prompts if tenant_of(one.namespace) == most)

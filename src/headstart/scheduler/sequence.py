@@ -6,6 +6,8 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from headstart.sampling.sampler import Sampler
 from headstart.sampling.thoughts import ThoughtCounter
 from headstart.scheduler.policy import Policy
@@ -76,6 +78,19 @@ class Cells:
     is_private: bool = False  # the text is never written to the disk
     last_used: float = 0.0
     user: Sequence | None = None
+    _packed: tuple[list[int], array[int]] = ([], array("i"))  # `tokens`, and `packed`
+
+    @property
+    def packed(self) -> array[int]:
+        """The text of an idle sequence in the format of stored prompts, made once: O(context)."""
+        if self._packed[0] is not self.tokens:
+            self._packed = self.tokens, packed(self.tokens)
+        return self._packed[1]
+
+    @property
+    def has_media(self) -> bool:
+        """Whether there are images in the text of an idle sequence."""
+        return bool(np.frombuffer(self.packed, np.intc).min(initial=0) < 0)
 
     def hold(
         self, tokens: list[int], num_exact: int = ALL_EXACT, num_prompt: int | None = None

@@ -152,7 +152,7 @@ class SlotActions:
         """Erase an idle slot's prompt from main memory and disk; returns its number of tokens."""
         stored, num_tokens = self._moved_out_of(cells)
         if self._offloading.disk is not None:
-            self._offloading.disk.erase(cells.namespace, packed(cells.tokens))
+            self._offloading.disk.erase(cells.namespace, cells.packed)
         if stored is not None and len(stored.tokens) == num_tokens:
             self._offloading.store.take(stored)
         return num_tokens
@@ -162,7 +162,7 @@ class SlotActions:
 
         None and 0 if nothing was, or if it was evicted.
         """
-        tokens = packed(() if cells.length else cells.tokens)
+        tokens = packed(()) if cells.length else cells.packed
         stored, num_shared = self._offloading.store.find(cells.namespace, tokens)
         return (stored, num_shared) if num_shared == len(tokens) else (None, 0)
 

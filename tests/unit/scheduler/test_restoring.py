@@ -9,8 +9,10 @@ from unittest.mock import Mock
 
 import pytest
 from tests.harness import Answer, Model, collect, endless, make_scheduler, step_until, submit_all
+from tests.planted import noted
 from tests.unit.scheduler.conversations import ask, conversation, long
 
+from headstart.scheduler import sequence
 from headstart.scheduler.offloading import Offloading
 from headstart.scheduler.prompt_store import PromptStore, StoredBlock, StoredPrompt
 from headstart.scheduler.scheduler import Scheduler
@@ -115,6 +117,19 @@ def test_a_prompt_that_cannot_be_copied_is_tried_once_and_not_in_every_step(
     scheduler.engine.save_block = save = Mock(side_effect=EngineError("no state"))
     submit_all(scheduler, [endless([1, 2], 900, "answer")], 50)
     assert save.call_count == 1
+
+
+def test_a_prompt_copied_in_many_steps_is_converted_once(
+    restoring: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each conversion of 128,000 tokens takes milliseconds, and others wait for the step."""
+    scheduler = restoring(2)
+    ask(scheduler, larger(1))
+    converted = noted(monkeypatch, sequence, "packed")
+    submit_all(scheduler, [endless([1, 2], 900, "answer")], 50)
+    assert scheduler.counters.prompts_saved == 1
+    texts = [text for (text,) in converted if len(text) > 1200]
+    assert len(texts) == 1
 
 
 def prompt(tokens: list[int], namespace: str = "", num_bytes: int = 10) -> StoredPrompt:
