@@ -24,7 +24,7 @@ import threading
 import time
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -140,9 +140,8 @@ class DiskCache:
             return False
         key = key_of(root_of(prompt.namespace), prompt.tokens)
         with self._lock:
-            num_waiting = sum(self.waiting.values())
-            is_full = num_waiting > 0 and num_waiting + num_bytes > MAX_WAITING_BYTES
-            if is_full or time.monotonic() < self._retry_at:
+            is_full = sum(self.waiting.values()) + num_bytes > MAX_WAITING_BYTES
+            if (self.waiting and is_full) or time.monotonic() < self._retry_at:
                 return False
             self.waiting[key] = num_bytes
         self._writer.submit(self._write, key, prompt)
@@ -184,11 +183,13 @@ class DiskCache:
                 self._counts, num_prompts=self.index.num_texts, num_bytes=self.index.num_bytes
             )
 
-    def finish(self, seconds: float, num_unqueued: int = 0) -> None:
-        """Write what is queued, for at most `seconds`; others, not queued, are lost."""
-        wait([self._writer.submit(bool)], seconds)
-        if num_lost := len(self.waiting) + num_unqueued:
-            log.warning("%d prompts are lost: %s", num_lost, self.failure or "the disk is slow")
+    def finish(self, seconds: float, held: Iterable[tuple[str, array[int]]] = ()) -> None:
+        """Write what is queued, for at most `seconds`; logs how much of that and `held` is lost."""
+        is_late = wait([self._writer.submit(bool)], seconds).not_done
+        lost = {*self.waiting}
+        lost |= {key_of(root_of(one[0]), one[1]) for one in held if not self.knows(*one)}
+        if lost and (is_late or self.failure):
+            log.warning("%d prompts are lost: %s", len(lost), self.failure or "the disk is slow")
         for threads in (self._reader, self._writer):
             threads.shutdown(wait=False, cancel_futures=True)
 
@@ -287,11 +288,9 @@ class DiskCache:
                     raise ValueError("it is another prompt's")
                 os.utime(file.path)
                 blocks.append(StoredBlock(len(text), file.length, caches.pop(_TARGET)))
-            except FileNotFoundError:  # removed by another server
-                self.index.remove(file)
-                break
             except Exception as error:  # whatever the file holds, the prompt is decoded again
-                log.warning("a prompt on the disk is not used: %s: %s", file.path, error)
+                if not isinstance(error, FileNotFoundError):  # removed by another server
+                    log.warning("a prompt on the disk is not used: %s: %s", file.path, error)
                 self._drop(file)
                 break
             parent = file.keys[file.length]

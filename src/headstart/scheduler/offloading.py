@@ -187,18 +187,19 @@ class Offloading:
         """Write unsaved prompts to the disk, for a few seconds at most."""
         if (disk := self.disk) is None:
             return
-        until, unqueued = self._clock() + STOP_SECONDS, set[tuple[str, bytes]]()
+        until = self._clock() + STOP_SECONDS
         disk.is_over.set()
         while (left := until - self._clock()) > 0.0:
             if not self.write_next():
                 if not disk.waiting:
                     break
                 time.sleep(0.05)  # its queue may be full
-        if left <= 0.0 or disk.failure:
-            held = [(one.namespace, one.packed) for one in self._unwritten(disk)]
-            held += [(one.namespace, one.tokens) for one in self.store if not one.is_private]
-            unqueued = {(name, text.tobytes()) for name, text in held if not disk.knows(name, text)}
-        disk.finish(max(0.0, left), len(unqueued))
+        held = [(one.namespace, one.packed) for one in self._unwritten(disk)]
+        for one in self.store:
+            parts = [text[: len(one.tokens)] for name, text in held if name == one.namespace]
+            if not one.is_private and one.tokens not in parts:
+                held.append((one.namespace, one.tokens))
+        disk.finish(max(0.0, left), held)
 
     def load(self, sequence: Sequence) -> bool:
         """Load a request's prompt from the disk, looked up once; returns False if it needs another

@@ -140,11 +140,8 @@ class Scheduler:
                 sequence, waiting, self.config.max_queue, seconds
             )
             self.cancel(last.request.request_id, failure(error))
-        if request.constraint is not None:
-            self.compiling.add(sequence)
+        (self._queue if request.constraint is None else self.compiling.add)(sequence)
         self._tenants.add(sequence.tenant)
-        if request.constraint is None:
-            self._queue(sequence)
 
     def cancel(self, request_id: str, ending: Ending = _CANCELLED) -> None:
         """Stop a request wherever it is; unknown or finished ones are ignored."""
@@ -217,12 +214,13 @@ class Scheduler:
                 read(record)
 
     def finish(self) -> None:
-        """Pass the last record, and requests that ended after it, to the readers."""
+        """End what runs, so that its prompts can be kept, and pass what ended to the readers."""
         self.read()
-        if self._ended:
-            self._batch.clear()
-            self.record = self.commit(StepPlan(self._batch, self.clock()), _NO_LOGITS)
-            self.read()
+        for sequence in [*self.running]:
+            self.detach(sequence, _CANCELLED)
+        self._batch.clear()
+        self.record = self.commit(StepPlan(self._batch, self.clock()), _NO_LOGITS)
+        self.read()
 
     def plan(self) -> StepPlan:
         """Plan the next step: who takes part, with which drafts; fills its batch."""

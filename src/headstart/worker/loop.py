@@ -93,8 +93,8 @@ class _PromptWriter:
         if self.due is not None and now >= self.due:
             disk = self._offloading.disk
             self.due = now + PAUSE_SECONDS if self._offloading.write_next() else None
-            if self.due is None and disk is not None and disk.waiting:  # its queue may be full
-                self.note(now)
+            if self.due is None and disk is not None and (disk.waiting or disk.failure):
+                self.note(now)  # its queue may be full, and the disk may have room later
 
 
 class _EventSender:

@@ -1,0 +1,75 @@
+"""What is written to the disk of what is held when the server stops, or after the disk failed."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.harness import submit_all
+from tests.unit.scheduler.conversations import ask, conversation, long
+from tests.unit.scheduler.test_disk_cache import served, settled, started, stop, texts
+
+from headstart.scheduler import disk_cache
+from headstart.structures.prompt_files import write_prompt
+from headstart.worker.loop import _PromptWriter
+
+
+class Disk:
+    """Fails to write while it is full."""
+
+    is_full = True
+
+    def write(self, *given: Any) -> None:
+        if self.is_full:
+            raise OSError("full")
+        write_prompt(*given)
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    disk = Disk()
+    monkeypatch.setattr(disk_cache, "write_prompt", disk.write)
+    monkeypatch.setattr(disk_cache, "RETRY_SECONDS", 3600.0)
+    return disk
+
+
+def test_the_prompt_of_an_answer_that_a_stop_cuts_off_is_written(tmp_path: Path) -> None:
+    scheduler = started(tmp_path)
+    submit_all(scheduler, [replace(conversation(1), max_tokens=500)], 20)
+    assert scheduler.running
+    stop(scheduler)
+    assert served(tmp_path, conversation(1, 1)) == [20]
+
+
+def test_idle_prompts_are_written_once_a_full_disk_has_room(tmp_path: Path, full: Disk) -> None:
+    scheduler = started(tmp_path)
+    ask(scheduler, conversation(1))
+    writer = _PromptWriter(scheduler.cache.offloading)
+    writer.note(0.0)
+    for _ in range(3):
+        assert writer.due is not None
+        writer.go_on(writer.due)
+        disk = settled(scheduler.cache.offloading.disk)
+    full.is_full, disk._retry_at = False, 0.0
+    for _ in range(2):
+        assert writer.due is not None
+        writer.go_on(writer.due)
+        settled(disk)
+    assert texts(tmp_path) == 1
+    assert writer.due is None
+
+
+def test_a_text_that_is_lost_counts_once_though_main_memory_has_its_beginning(
+    tmp_path: Path, full: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = started(tmp_path)
+    ask(scheduler, replace(long(1), prompt=[*long(1).prompt] * 3))
+    assert scheduler.cache.offloading.write_next()
+    (part,) = scheduler.cache.offloading.store
+    assert len(part.tokens) < 900
+    with caplog.at_level(logging.WARNING):
+        stop(scheduler)
+    assert "1 prompts are lost" in caplog.text
