@@ -47,16 +47,14 @@ class ThreadTransport(ProcessTransport):
         """A thread cannot be ended: it stops after its step, as for `close`."""
 
     def _run(self, tell: Callable[[Said], None]) -> None:
-        error: BaseException | None = None
         try:
             scheduler, info = self._build()
             tell(info)
             run_loop(scheduler, self._receive, tell)
-        except BaseException as caught:
-            error = caught
-            if not isinstance(caught, HeadstartError):
+        except BaseException as error:
+            if not isinstance(error, HeadstartError):
                 log.exception("the engine thread stopped")
-        tell(error)
+            tell(error)
 
     def _receive(self, seconds: float | None) -> list[Command]:
         commands: list[Command] = []

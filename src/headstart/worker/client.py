@@ -207,12 +207,12 @@ class WorkerClient:
                 log_embedding(event)
                 self._failures = 0
 
-    def _on_end(self, error: BaseException | None) -> None:
+    def _on_end(self, error: BaseException) -> None:
         if self.status == "closed":
             if not self._ready.done():
                 self._ready.set_exception(CapacityError(_SHUTTING_DOWN))
             return
-        self.failure = str(error) if error is not None else "the engine stopped"
+        self.failure = str(error)
         if not self._ready.done():
             self.status = "failed"
             self._ready.set_exception(_load_error(error, self.failure))
@@ -274,7 +274,7 @@ def _delay(number: int) -> float:
     return min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (number - 1)) if number else 0.0
 
 
-def _load_error(error: BaseException | None, failure: str) -> HeadstartError:
+def _load_error(error: BaseException, failure: str) -> HeadstartError:
     """Why the models could not be loaded; a process that just died leaves only a guess."""
     if isinstance(error, WorkerDeadError):
         return ModelError(

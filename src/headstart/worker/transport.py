@@ -46,8 +46,8 @@ Build = Callable[[], "tuple[Scheduler, WorkerInfo]"]
 """Loads the models. Called where the loop runs; picklable for another process."""
 
 
-Said = Message | WorkerInfo | BaseException | None
-"""What an engine sends: that it is ready, messages, and why it ended (None: on request)."""
+Said = Message | WorkerInfo | BaseException
+"""What an engine sends: that it is ready, messages, and why it fails."""
 
 
 class ProcessTransport:
@@ -62,6 +62,7 @@ class ProcessTransport:
         self._commands: Connection | None = None
         self._messages: Connection | None = None
         self._is_ready = False
+        self._error: BaseException | None = None  # why it ends, if it said so
 
     @property
     def pid(self) -> int | None:
@@ -151,8 +152,8 @@ class ProcessTransport:
             self._is_ready |= isinstance(item, WorkerInfo)
             self._hear(item)
         else:
-            self._reader.stop()
-            self._end(item)
+            self._error = item
+            self.kill()  # threads could delay its end, and the next one needs its memory
 
     def _on_closed(self) -> None:
         """The pipe was closed; the process may take a while to end, writing its memory.
@@ -162,16 +163,13 @@ class ProcessTransport:
         if self._process.exitcode is None:
             self._loop.call_later(LOOK_SECONDS, self._on_closed)
             return
-        words = _exit_words(self._process.exitcode)
-        self._end(WorkerDeadError(f"the engine process ended with {words}"))
-
-    def _end(self, error: BaseException | None) -> None:
         assert self._sender is not None
         assert self._messages is not None
         self._sender.close()
         self._sender = None  # avoids a cycle: it references this transport
         self._messages.close()
-        self._hear(error)
+        words = _exit_words(self._process.exitcode)
+        self._hear(self._error or WorkerDeadError(f"the engine process ended with {words}"))
 
 
 @contextlib.contextmanager
@@ -208,7 +206,6 @@ def _process_main(
         signal.signal(number, signal.SIG_IGN)
     switch_threads_often()
     prepare()
-    error: HeadstartError | None = None
     send = partial(write_item, messages.fileno())
     try:
         loading.set(_once_per_percent(send))
@@ -218,13 +215,12 @@ def _process_main(
         run_loop(scheduler, _receiver(commands.fileno()), send)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)  # the server is gone
-    except HeadstartError as caught:
-        error = caught
-    except BaseException as caught:
-        log.exception("the engine process stops")
-        error = HeadstartError(f"{type(caught).__name__}: {caught}")
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # no listener is left
-        send(error)
+    except BaseException as error:
+        if not isinstance(error, HeadstartError):
+            log.exception("the engine process stops")
+            error = HeadstartError(f"{type(error).__name__}: {error}")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # no listener is left
+            send(error)
     limit = threading.Timer(WRITE_SECONDS, _give_up)
     limit.daemon = True
     limit.start()

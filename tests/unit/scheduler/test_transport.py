@@ -19,6 +19,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import NoReturn
@@ -62,8 +63,8 @@ def tell_tunables() -> NoReturn:
     raise ConfigError(os.environ.get("GLIBC_TUNABLES", "none"))
 
 
-def hang() -> NoReturn:
-    transport.WRITE_SECONDS = 0.1
+def hang(seconds: float = 0.1) -> NoReturn:
+    transport.WRITE_SECONDS = seconds
     ThreadPoolExecutor(1).submit(threading.Event().wait)
     raise ConfigError("no")
 
@@ -132,6 +133,16 @@ async def test_an_end_is_told_where_no_thread_can_be_made(monkeypatch: pytest.Mo
         error = await asyncio.wait_for(end, 60)
     assert "SIGKILL" in str(error)
     transport.close()
+
+
+async def test_an_engine_that_failed_is_gone_when_its_end_is_told_whatever_its_threads_do() -> None:
+    """Otherwise the next one may find no memory."""
+    engine = ProcessTransport(partial(hang, 3600.0))
+    end = asyncio.get_running_loop().create_future()
+    engine.start(end.set_result)
+    assert str(await asyncio.wait_for(end, 60)) == "no"
+    assert engine._process.exitcode is not None
+    engine.close()
 
 
 @pytest.mark.skipif(not hasattr(fcntl, "F_GETPIPE_SZ"), reason="only Linux tells")
