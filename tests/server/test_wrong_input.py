@@ -228,6 +228,12 @@ def test_unknown_routes_are_404_and_wrong_methods_405(client):
     assert response.headers["allow"] == "POST"
 
 
+def test_a_long_name_is_shortened_in_the_error(client):
+    message = error_of(client.get("/v1/models/" + "a" * 10_000), 404, "not_found_error")
+    assert "aaa...aaa" in message
+    assert len(message) < 200
+
+
 def test_errors_have_the_form_of_their_paths_api(client, worker, monkeypatch):
     for path in ("/api/chat", "/api/nothing"):  # another method; no such path
         assert path in client.get(path).json()["error"]
@@ -235,7 +241,8 @@ def test_errors_have_the_form_of_their_paths_api(client, worker, monkeypatch):
         answer = client.get(path).json()
         assert (answer["type"], path in answer["error"]["message"]) == ("error", True)
     monkeypatch.setattr(worker, "submit", None)  # raises a TypeError
-    failed = client.post("/api/chat", json={"messages": MESSAGES})
+    closing = {"Connection": "close"}  # uvicorn closes the connection after a failure
+    failed = client.post("/api/chat", json={"messages": MESSAGES}, headers=closing)
     assert (failed.status_code, "internal error" in failed.json()["error"]) == (500, True)
 
 

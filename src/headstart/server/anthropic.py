@@ -43,7 +43,7 @@ class MessagesBody(Body):
         default=None, description="{type: enabled or disabled, budget_tokens}"
     )
     output_config: dict[str, Any] = Field(
-        default_factory=dict, description="{format: {type: json_schema, schema}, effort}"
+        default_factory=dict, description="{format: {type: json_schema, schema}}"
     )
 
 
@@ -82,11 +82,8 @@ def chat_body(body: MessagesBody) -> ChatBody:
         data["tools"] = [_tool(index, tool) for index, tool in enumerate(body.tools)]
     if body.tool_choice:
         data |= _tool_choice(body.tool_choice)
-    data |= {
-        name: body.output_config[wanted]
-        for name, wanted in (("response_format", "format"), ("reasoning_effort", "effort"))
-        if wanted in body.output_config
-    }
+    if wanted := body.output_config.get("format"):  # its effort would make some templates fail
+        data["response_format"] = wanted
     if body.thinking:
         is_on = body.thinking.get("type") != "disabled"
         if is_on and body.thinking.get("budget_tokens") is not None:

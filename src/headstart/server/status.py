@@ -17,7 +17,7 @@ from headstart.config import ServerConfig
 from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.answer_numbers import draft_counts
 from headstart.server.body import Body, read_body
-from headstart.server.errors import ApiError, wrong_value
+from headstart.server.errors import ApiError, shorten, wrong_value
 from headstart.server.event_stream import single_event
 from headstart.server.extra_routes import has_proxy
 from headstart.server.media import MARKER
@@ -29,7 +29,7 @@ from headstart.server.service import Service, service_of
 from headstart.server.tool_use import describe
 from headstart.structures.tenants import caller_of
 from headstart.types import ModelInfo
-from headstart.types.errors import CapacityError, EngineError, QuotaError, RequestError
+from headstart.types.errors import CapacityError, EngineError, QuotaError
 from headstart.types.report import SlotReport, SpeculatorReport, WorkerReport
 from headstart.types.request import Request, SlotAction
 
@@ -61,7 +61,7 @@ async def model(http: HttpRequest) -> dict[str, Any]:
     service = service_of(http)
     wanted, alias = http.path_params["model_id"], service.served.alias
     if wanted not in (alias, *service.served.aliases, service.info.target.path):
-        raise ApiError(404, f"there is no model {wanted!r} here, only {alias!r}")
+        raise ApiError(404, f"there is no model {shorten(wanted)} here, only {alias!r}")
     return model_entry(service)
 
 
@@ -141,7 +141,7 @@ async def act_on_slot(http: HttpRequest) -> dict[str, Any]:
     folder = _slot_folder(http)
     action = http.query_params.get("action", "")
     if action not in ("save", "restore", "erase"):
-        raise RequestError(f"action is {action!r} but must be save, restore or erase")
+        raise wrong_value("action", action, "save, restore or erase")
     slot_id = _slot_id(http.path_params["id_slot"], service.info.num_slots)
     name = "" if action == "erase" else _check_name((await read_body(http, SlotBody)).filename)
     adapters = request_scales(None, service.adapter_scales.get(tenant), service.info)
@@ -182,9 +182,7 @@ def _slot_folder(http: HttpRequest) -> Path:
 def _check_name(name: str | None) -> str:
     """Check that the name stays inside the folder."""
     if name is None or not re.fullmatch(r"[\w. +@-]{1,200}", name) or name.startswith("."):
-        raise RequestError(
-            f"filename is {name!r} but must be letters, digits, spaces and . _ + @ - alone"
-        )
+        raise wrong_value("filename", name, "letters, digits, spaces and . _ + @ - alone")
     return name
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from headstart.server.body import Body, make_body, read_body
 from headstart.server.chat import answer_chat
 from headstart.server.dialect import Choice, Chunk, Piece, SingleDialect
-from headstart.server.errors import not_supported
+from headstart.server.errors import not_supported, shorten
 from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody, shared_fields
 from headstart.server.service import service_of
@@ -46,7 +46,8 @@ async def transcriptions(http: HttpRequest) -> Response:
     """Transcribe audio."""
     body = await read_body(http, TranscriptionBody)
     if body.response_format != "json":
-        raise not_supported(f"response_format {body.response_format!r} is not supported; only json")
+        wanted = shorten(body.response_format)
+        raise not_supported(f"response_format {wanted} is not supported; only json")
     is_lfm2 = "<|tool_list_start|>" in service_of(http).served.template.source
     text = body.prompt or ("" if is_lfm2 else "Transcribe audio to text")
     text += f" (language: {body.language})" if body.language else ""
