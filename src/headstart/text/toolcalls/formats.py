@@ -314,9 +314,16 @@ class TaggedArguments:
         if types == TEXT:
             reader.arguments('"')
             emit = lambda text: reader.arguments(dump(text)[1:-1])  # noqa: E731
-        while (found := (yield from reader.until(ends, emit))) not in (None, ends[0]):
-            # behind a value, not in its own line, it may be part of a text
-            if (yield from _sees_behind_space(reader, (self.key_start.strip(), *call_ends))):
+        is_json = "string" not in types and (yield from reader.peek(1)) in ("[", "{", '"')
+        quote, num_read = "", 0
+        while found := (yield from reader.until(ends, emit)):
+            if is_json:  # a string in it may contain the marker
+                quote = _open_quote("".join(value[num_read:]), quote)
+                num_read = len(value)
+            # in the line of the value it may be part of a text
+            after = (self.key_start.strip(), *call_ends)
+            is_sure = found == ends[0] or (yield from _sees_behind_space(reader, after))
+            if is_sure and not quote:
                 break
             emit(found)
         written = '"' if types == TEXT else dump(spelled_value("".join(value), types))
@@ -332,3 +339,13 @@ def _sees_behind_space(reader: TextReader, markers: Sequence[str]) -> Reading[bo
         is_there = is_there or (yield from reader.sees(marker))
     reader.release(place)
     return is_there
+
+
+def _open_quote(text: str, quote: str) -> str:
+    """The quote that a value in JSON or Python has open behind this text; `quote`: before it."""
+    for mark in re.findall(r"(?s)\\.|[\"']", text):
+        if mark == quote:
+            quote = ""
+        elif not quote and len(mark) == 1:
+            quote = mark
+    return quote

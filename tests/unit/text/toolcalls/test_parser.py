@@ -218,6 +218,9 @@ def test_the_end_of_a_value_may_occur_in_a_text():
         for pieces in ([answer], list(answer)):
             [call] = read(AnswerFormat(calls=TAGGED), pieces).calls
             assert json.loads(call.arguments) == expected
+        inside = answer.replace("[]", '["\\\\", "a</p><p=>\\""]').replace("\n</p>", "</p>")
+        [call] = read(AnswerFormat(calls=TAGGED), list(inside)).calls
+        assert json.loads(call.arguments)["to"] == ["\\", 'a</p><p=>"']
     answer = "<call><f=send><p=text>x</p> <p=to>[]</p>\n</f></call>"
     [call] = read(AnswerFormat(calls=TAGGED), list(answer)).calls
     assert json.loads(call.arguments) == {"text": "x", "to": []}
