@@ -185,10 +185,7 @@ class ArmTotals:
         never idle begins the next one.
         """
         full = [
-            step
-            for run in self.runs
-            for step in run.steps
-            if len(step.plan.decoded) == len(run.texts)
+            step for run in self.runs for step in run.steps if len(step.results) == len(run.texts)
         ]
         seconds = sum(step.finished - step.plan.started for step in full)
         return sum(step.num_emitted for step in full) / seconds

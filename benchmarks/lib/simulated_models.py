@@ -20,7 +20,7 @@ from benchmarks.lib.simulated_texts import Kind, make_model_text, make_text
 
 from headstart.control import Allowance, Controller, ModelSlot
 from headstart.control.values import NO_ALLOWANCE, DraftCall, with_gap
-from headstart.scheduler.step import Offer
+from headstart.scheduler.step import Offer, SequencePlan
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import Draft
 
@@ -135,28 +135,28 @@ class AutoModel(Learner):
         if self.controller.may_ask_model_now("model"):
             milliseconds = self.ask(slots)
         choice = self.assign_rows(milliseconds, 2 * LONGEST)
-        drafts = zip(slots, plan.drafts, choice.lengths, strict=True)
+        drafts = zip(slots, plan.answers, choice.lengths, strict=True)
         return choice._replace(
             num_right=[
-                common_prefix_length(draft[:length], range(slot.at, slot.at + length))
-                for slot, draft, length in drafts
+                common_prefix_length(answer.draft[:length], range(slot.at, slot.at + length))
+                for slot, answer, length in drafts
             ]
         )
 
     def ask(self, slots: Sequence[Slot]) -> float:
         """Let the model draft as far as control allows; returns the milliseconds it took."""
-        plan = self.plan
-        leads = [_lead(survival) for survival in plan.survivals]
+        plan, answers = self.plan, self.plan.answers
+        leads = [_lead(answer.survival) for answer in answers]
         plan.model_slots["model"] = [
             ModelSlot(
                 slot.number,
                 LONGEST,
                 slot.catch_up,
                 recent=min(slot.unread, READ_A_CALL),
-                prefix=survival[-1] if lead else 1.0,
-                to_beat=0.0 if lead else sum(survival),
+                prefix=answer.survival[-1] if lead else 1.0,
+                to_beat=0.0 if lead else sum(answer.survival),
             )
-            for slot, lead, survival in zip(slots, leads, plan.survivals, strict=True)
+            for slot, lead, answer in zip(slots, leads, answers, strict=True)
         ]
         allowed = list(self.controller.grant(plan)["model"])
         asked = [i for i, allowance in enumerate(allowed) if allowance.max_tokens]
@@ -180,31 +180,30 @@ class AutoModel(Learner):
                 Draft([0] * len(scores[i]), scores[i], "model", is_ready=not slots[i].unread)
                 for i in asked
             ]
-            plan.calls.append(DraftCall("model", asked, drafts, milliseconds, granted, num_read))
+            called = [answers[i] for i in asked]
+            plan.calls.append(DraftCall("model", called, drafts, milliseconds, granted, num_read))
         for i in drafting:
             slots[i].catch_up_to(len(scores[i]))
             if scores[i]:
                 name = with_gap("model") if allowed[i].can_skip else "model"
-                self.offer_model(i, slots[i], scores[i], name, leads[i])
+                self.offer_model(answers[i], slots[i], scores[i], name, leads[i])
         return milliseconds
 
     def offer_model(
-        self, index: int, slot: Slot, scores: list[float], name: str, lead: int
+        self, answer: SequencePlan, slot: Slot, scores: list[float], name: str, lead: int
     ) -> None:
         """Behind the text's draft, or instead of it if it is worth more."""
-        plan, num = self.plan, len(scores)
-        before, known = plan.drafts[index][:lead], plan.survivals[index]
+        num, before, known = len(scores), answer.draft[:lead], answer.survival
         is_right = before == [*range(slot.at, slot.at + lead)]
         num_right = slot.run_model(num, lead) if is_right else 0
         tokens = places(slot.at + lead, num_right, num)
-        plan.offers.append(Offer(index, Draft(tokens, scores, name), [], before))
+        answer.offers.append(Offer(Draft(tokens, scores, name), [], before))
         survival = self.controller.survival(name, scores, slot.number)
         if lead:
             survival = [known[-1] * one for one in survival]
-            sources = [*plan.sources[index], *["model"] * num]
-            plan.take(index, before + tokens, sources, known + survival)
+            answer.take(before + tokens, [*answer.sources, *["model"] * num], known + survival)
         elif sum(survival) > sum(known):
-            plan.take(index, tokens, ["model"] * num, survival)
+            answer.take(tokens, ["model"] * num, survival)
 
 
 def _lead(survival: Sequence[float]) -> int:

@@ -34,9 +34,9 @@ class AutoRollback(AutoText):
         again = sum(self._again.values())
         plan = self.begin(slots, again)
         self.offer_texts(slots)
-        for index, slot in enumerate(slots):
+        for answer, slot in zip(plan.answers, slots, strict=True):
             if self._again.get(slot.first_id):
-                plan.survivals[index] = []
+                answer.survival = []
         choice = self.assign_rows(max_tokens=self.snapshots or LONGEST)
         for slot, length in zip(slots, choice.lengths, strict=True):
             self._drafted[slot.first_id] = (slot.at, length)

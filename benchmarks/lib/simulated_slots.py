@@ -18,7 +18,7 @@ from benchmarks.lib.simulated_texts import (
     Place,
     make_text,
 )
-from benchmarks.lib.steps import NO_BATCH, make_end, make_plan, make_record
+from benchmarks.lib.steps import NO_BATCH, lengths, make_end, make_plan, make_record
 
 from headstart.control import Controller, Step
 from headstart.control.cost import REFERENCE_ROWS, Sample
@@ -319,30 +319,29 @@ class Learner:
 
     def offer_texts(self, slots: Sequence[Slot]) -> None:
         """What a text speculator drafts for these slots."""
-        for index, slot in enumerate(slots):
+        for answer, slot in zip(self.plan.answers, slots, strict=True):
             place = slot.text[slot.at]
             if place.has_draft:
                 tokens, scores = places(slot.at, slot.run(), LONGEST), [place.confidence] * LONGEST
-                self.plan.offers.append(Offer(index, Draft(tokens, scores, "text"), [], []))
+                answer.offers.append(Offer(Draft(tokens, scores, "text"), [], []))
                 survival = self.controller.survival("text", scores, slot.number)
-                self.plan.take(index, tokens, ["text"] * LONGEST, survival)
+                answer.take(tokens, ["text"] * LONGEST, survival)
 
     def assign_rows(self, draft_ms: float = 0.0, max_tokens: int = LONGEST) -> Choice:
         """What control makes of the plan."""
         plan = self.plan
-        plan.survivals = [survival[:max_tokens] for survival in plan.survivals]
+        for answer in plan.answers:
+            answer.survival = answer.survival[:max_tokens]
         self.controller.assign_rows(plan)
-        return Choice(plan.num_verified, draft_ms, plan.num_padding)
+        return Choice(lengths(plan), draft_ms, plan.num_padding)
 
     def after(self, slots: Sequence[Slot], num_rows: int, milliseconds: float) -> None:
         """The step has been made."""
         plan = self.plan
         num_prompt_rows = 0 if plan.shape is None else plan.shape.num_base_rows - len(slots)
         record = make_record(plan, milliseconds, num_prompt_rows)
-        record.emitted = [
-            tuple(range(start, slot.at)) for start, slot in zip(self._starts, slots, strict=True)
-        ]
-        for slot, sequence in zip(slots, plan.sequences, strict=True):
+        for result, start, slot in zip(record.results, self._starts, slots, strict=True):
+            result.emitted, sequence = tuple(range(start, slot.at)), result.plan.sequence
             if slot.number != sequence.number or slot.at >= slot.length:
                 self._running.discard(sequence.number)
                 record.ended.append(make_end(sequence, self.simulation.answer))

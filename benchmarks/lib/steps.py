@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +11,7 @@ from headstart.control import Allowance, Controller, ModelSlot, Step
 from headstart.control.values import DraftCall
 from headstart.scheduler.policy import Policy
 from headstart.scheduler.sequence import Ending
-from headstart.scheduler.step import End, StepPlan, StepRecord
+from headstart.scheduler.step import End, SequencePlan, StepPlan, StepRecord
 from headstart.types import Batch, Draft, DraftMode
 
 NO_BATCH = Batch(1)  # nothing is decoded
@@ -32,19 +32,18 @@ def make_plan(
     """A plan of answers with these drafts; numbers: of the requests, else 0, 1, ..."""
     plan, num = StepPlan(NO_BATCH, 0.0, shape=step, is_even=step.is_even), step.num_slots
     drafts = [*drafts, *[SlotDraft()] * (num - len(drafts))]
-    sequences: list[Any] = [
-        SimpleNamespace(
-            number=number,
-            policy=Policy(
-                DraftMode.FIXED if draft.is_fixed else DraftMode.AUTO, (), 64, draft.min_tokens, 0.0
-            ),
-            text=SimpleNamespace(legality=None),
-        )
-        for number, draft in zip(numbers or range(num), drafts, strict=True)
-    ]
-    plan.answer(sequences)
-    plan.survivals = [list(draft.survival) for draft in drafts]
+    for number, draft in zip(numbers or range(num), drafts, strict=True):
+        mode = DraftMode.FIXED if draft.is_fixed else DraftMode.AUTO
+        policy = Policy(mode, (), 64, draft.min_tokens, 0.0)
+        text = SimpleNamespace(legality=None)
+        sequence: Any = SimpleNamespace(number=number, policy=policy, text=text)
+        plan.answers.append(SequencePlan(sequence, survival=list(draft.survival)))
     return plan
+
+
+def lengths(plan: StepPlan) -> list[int]:
+    """Draft tokens that each answer verifies."""
+    return [answer.num_verified for answer in plan.answers]
 
 
 def assign_rows(
@@ -69,12 +68,12 @@ def grant(
 
 def make_record(plan: StepPlan, milliseconds: float = 0.0, num_prompt_rows: int = 0) -> StepRecord:
     """What the step did, in so many milliseconds: each answer emitted nothing that is known."""
-    plan.num_rows = [1 + length for length in plan.num_verified]
-    if num_prompt_rows:
-        plan.num_rows.append(num_prompt_rows)
-    emitted: list[tuple[int, ...]] = [()] * len(plan.sequences)
+    plan.num_rows = num_prompt_rows + plan.num_padding
+    for answer in plan.answers:
+        answer.num_rows = 1 + answer.num_verified
+        plan.num_rows += answer.num_rows
     seconds = milliseconds / 1000.0
-    record = StepRecord(plan, seconds, seconds, emitted)
+    record = StepRecord(plan, seconds, seconds)
     record.context = plan.shape.context if plan.shape is not None else 0
     return record
 
@@ -88,7 +87,7 @@ def make_end(sequence: Any, num_emitted: int) -> End:
 def decode(controller: Controller, rows: int, context: int, milliseconds: float) -> None:
     """Tell control of a decode of so many rows."""
     seconds = milliseconds / 1000.0
-    record = StepRecord(StepPlan(NO_BATCH, 0.0, num_rows=[rows]), seconds, seconds)
+    record = StepRecord(StepPlan(NO_BATCH, 0.0, num_rows=rows), seconds, seconds)
     record.context = context
     controller.read(record)
 
@@ -101,13 +100,13 @@ def model_call(
     *,
     name: str = "model",
 ) -> DraftCall:
-    """A draft model's call for the first answers; scores: of its drafts, None: it only read."""
+    """A draft model's call; scores: of its drafts, None: it only read."""
     drafts = [
         Draft((), (), name, is_ready=False) if one is None else Draft([0] * len(one), one, name)
         for one in scores
     ]
-    indices = list(range(len(drafts)))
-    return DraftCall(name, indices, drafts, milliseconds, [*allowances], catch_up)
+    answers = make_plan(Step(len(drafts), len(drafts), 0)).answers
+    return DraftCall(name, answers, drafts, milliseconds, [*allowances], catch_up)
 
 
 def ran(
@@ -124,12 +123,14 @@ def ran(
     All are verified, in a step that takes as long as expected.
     """
     plan = make_plan(step, numbers=[*range(number, number + step.num_slots)])
+    call = replace(call, answers=plan.answers[: len(call.drafts)])
     plan.calls.append(call)
     plan.is_asynchronous = True  # then no time is read from the record
     record = make_record(plan)
-    for index, _, draft in call.drafted:
-        length = len(draft.tokens)
-        plan.num_verified[index], plan.sources[index] = length, [call.speculator] * length
+    results = dict(zip(plan.answers, record.results, strict=True))
+    for answer, _, draft in call.drafted:
+        answer.num_verified = length = len(draft.tokens)
+        answer.sources = [call.speculator] * length
         right = length if num_right is None else num_right
-        record.emitted[index] = (0,) * (1 + right)
+        results[answer].emitted = (0,) * (1 + right)
     controller.read(record)

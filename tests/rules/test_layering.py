@@ -31,6 +31,7 @@ EXCEPTIONS = {
     ("control/budget.py", "scheduler"),
     ("control/calibration.py", "scheduler"),
     ("control/controller.py", "scheduler"),
+    ("control/values.py", "scheduler"),
 }
 
 

@@ -107,15 +107,17 @@ class Budget:
         """
         step = plan.shape
         assert step is not None
-        survivals = plan.survivals
-        if self.copy_ms is not None:
-            survivals = [self._worth(one, step, self.copy_ms) for one in survivals]
-        given, fixed, left = [0] * len(survivals), set[int](), step.max_draft_rows
-        for index, sequence in enumerate(plan.sequences):
-            if sequence.policy.mode is DraftMode.FIXED:
+        survivals, given = list[list[float]](), [0] * len(plan.answers)
+        fixed, left = set[int](), step.max_draft_rows
+        for index, answer in enumerate(plan.answers):
+            survival, policy = answer.survival, answer.sequence.policy
+            if self.copy_ms is not None:
+                survival = self._worth(survival, step, self.copy_ms)
+            survivals.append(survival)
+            if policy.mode is DraftMode.FIXED:
                 fixed.add(index)
-                length = min(len(survivals[index]), left)
-                if length >= sequence.policy.n_min:
+                length = min(len(survival), left)
+                if length >= policy.n_min:
                     given[index], left = length, left - length
         num_fixed = sum(given)
         speedup = self.speedup
@@ -124,19 +126,19 @@ class Budget:
             free = [[] if i in fixed else own for i, own in enumerate(survivals)]
             shared = (self._evenly if step.is_even else self._by_rows)(free, given, left, step)
             for index, length in enumerate(shared):
-                if index not in fixed and length >= plan.sequences[index].policy.n_min:
+                if index not in fixed and length >= plan.answers[index].sequence.policy.n_min:
                     given[index] = length
         base, extra = step.num_base_rows, step.num_computed(given)
         curve = self._cost.curve(base + extra, step.context, can_fill=step.can_pad)
         extra_ms, num_given, gained = curve[base + extra] - curve[base], sum(given), 0.0
         if num_given > num_fixed:
             token_ms = curve[step.num_slots] / step.num_slots / speedup
-            row_ms, plan.saved_ms = extra_ms / num_given, [0.0] * len(given)
-            for index, length in enumerate(given):
+            row_ms = extra_ms / num_given
+            for answer, survival, length in zip(plan.answers, survivals, given, strict=True):
                 if length:
-                    tokens = sum(survivals[index][:length])
+                    tokens = sum(survival[:length])
                     gained += tokens
-                    plan.saved_ms[index] = token_ms * tokens - row_ms * length
+                    answer.saved_ms = token_ms * tokens - row_ms * length
         if not num_fixed:  # fixed lengths say nothing about the speedup
             time = 1.0 + (extra_ms + sunk_ms) / curve[step.num_slots]
             self._tokens += SLOW * (1.0 + gained / step.num_slots - self._tokens)
@@ -145,7 +147,9 @@ class Budget:
         padding = 0 if is_bare else self._padding(rows, step)
         if rows + padding == step.num_slots:
             self._num_unseen = 0
-        plan.num_verified, plan.num_padding = given, padding
+        plan.num_padding = padding
+        for answer, length in zip(plan.answers, given, strict=True):
+            answer.num_verified = length
 
     def handicap(self, step: Step) -> float:
         """Tokens that a draft model's draft must earn to break even."""

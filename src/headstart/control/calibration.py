@@ -218,14 +218,16 @@ class Calibration:
         Token by token: otherwise an unverified correct draft of 32 tokens would be counted only 32
         steps later.
         """
-        plan, all_followed = record.plan, self._followed
-        for offer in plan.offers:
-            own = all_followed.setdefault(plan.sequences[offer.index].number, {})
-            if offer.draft.speculator not in own:  # otherwise an earlier one is still undecided
-                own[offer.draft.speculator] = offer, [*offer.after, *offer.draft.tokens], 0
+        all_followed = self._followed
+        for answer in record.plan.answers:
+            for offer in answer.offers:
+                own = all_followed.setdefault(answer.sequence.number, {})
+                if offer.draft.speculator not in own:  # otherwise an earlier one is still undecided
+                    own[offer.draft.speculator] = offer, [*offer.after, *offer.draft.tokens], 0
         # including the first token after a preempted text
-        for sequence, emitted in zip(plan.sequences, record.emitted, strict=True):
-            own = all_followed.get(sequence.number, {})
+        for result in record.results:
+            number, emitted = result.plan.sequence.number, result.emitted
+            own = all_followed.get(number, {})
             for name, (offer, expected, start) in list(own.items()):
                 end = start
                 for token in emitted[: len(expected) - start]:
@@ -243,7 +245,7 @@ class Calibration:
                 if labelled > known:
                     scores, line = offer.draft.confidence, offer.line
                     self.record(
-                        sequence.number,
+                        number,
                         name,
                         scores[known:labelled],
                         right - known,

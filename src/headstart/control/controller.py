@@ -62,8 +62,7 @@ class Controller:
 
         Its duration is computed once; each further step costs one comparison.
         """
-        answers = plan.sequences[: plan.num_generating]
-        numbers = [sequence.number for sequence in answers]
+        numbers = [answer.sequence.number for answer in plan.answers]
         if self._num_to_skip and numbers == self._skipped_numbers:
             self._num_to_skip -= 1
             self._num_skipped += 1
@@ -74,8 +73,9 @@ class Controller:
             for name in models:
                 self._model_planner.wait(name, self._num_skipped)
         self._num_to_skip = self._num_skipped = 0
-        for one in answers:
-            if one.policy.reason or one.policy.mode is not DraftMode.AUTO or one.text.legality:
+        for answer in plan.answers:
+            policy, text = answer.sequence.policy, answer.sequence.text
+            if policy.reason or policy.mode is not DraftMode.AUTO or text.legality:
                 return False
         waits = [*map(self._model_planner.steps_to_skip, models)]
         for name in texts:
@@ -118,10 +118,10 @@ class Controller:
             if models:
                 self._read_models(record, models, plan.shape)
             if texts and plan.asking_ms > 0.0:
-                self._read_texts(plan, texts, plan.shape)
+                self._read_texts(plan.asking_ms, texts, plan.shape)
         for milliseconds in plan.copies_ms:
             self._budget.observe_copy(milliseconds)
-        if record.num_rows:
+        if plan.num_rows:
             self._read_decode(record)
         self._calibration.read(record)
         for end in record.ended:
@@ -134,46 +134,49 @@ class Controller:
         base, rows = step.num_base_rows, max(record.num_computed, step.num_base_rows)
         curve = self._cost.curve(rows, step.context, can_fill=step.can_pad)
         plain_ms = curve[step.num_slots]
-        row_ms = (curve[rows] - curve[base]) / max(1, sum(plan.num_verified))
+        num_verified = 0
+        for answer in plan.answers:
+            num_verified += answer.num_verified
+        row_ms = (curve[rows] - curve[base]) / max(1, num_verified)
         more_ms = 0.0  # excess of the step over its expected time
         if record.is_timing_reliable:
             expected = curve[rows]
             more_ms = max(-0.5 * expected, min(0.5 * expected, record.cost_ms - expected))
         token_ms = plain_ms / step.num_slots / self._budget.speedup
-        numbers = [sequence.number for sequence in plan.sequences]
         for call in calls:
             name = call.speculator
             texts = {slot.number: slot.to_beat for slot in plan.model_slots.get(name, ())}
             saved_ms = -more_ms / len(calls)
-            for index, sources in enumerate(plan.sources):
-                num_rows = sources[: plan.num_verified[index]].count(name)
+            for result in record.results:
+                answer, sources = result.plan, result.plan.sources
+                num_rows = sources[: answer.num_verified].count(name)
                 if not num_rows:
                     continue
-                num_right = sources[: len(record.emitted[index]) - 1].count(name)
-                to_beat = texts.get(numbers[index], 0.0)
+                num_right = sources[: len(result.emitted) - 1].count(name)
+                to_beat = texts.get(answer.sequence.number, 0.0)
                 # the text draft would have had as many rows
                 saved_ms += num_right * token_ms - num_rows * row_ms
                 saved_ms -= max(0.0, to_beat * token_ms - num_rows * row_ms)
-            self._model_planner.observe(call, numbers, plain_ms, saved_ms)
+            self._model_planner.observe(call, plain_ms, saved_ms)
 
-    def _read_texts(self, plan: StepPlan, calls: Sequence[DraftCall], step: Step) -> None:
-        """Time of text speculators, and expected savings of asking them."""
+    def _read_texts(self, shared_ms: float, calls: Sequence[DraftCall], step: Step) -> None:
+        """Time of text speculators (`shared_ms` together), and expected savings of asking them."""
         # charge each speculator its own time: a slow one disables only itself
-        num_asked, shared_ms = 0, plan.asking_ms
+        num_asked = 0
         for call in calls:
-            num_asked += len(call.indices)
+            num_asked += len(call.answers)
             shared_ms -= call.milliseconds
         shared_ms = max(0.0, shared_ms) / num_asked
         slot_ms = self._budget.plain_ms(step) / step.num_slots
         for call in calls:
             name, saved = call.speculator, list[float]()
             asking = self._asking.setdefault(name, AskingBudget())
-            asking.took(shared_ms + call.milliseconds / len(call.indices))
-            for index in call.indices:
-                if plan.sequences[index].policy.mode is DraftMode.FIXED:
+            asking.took(shared_ms + call.milliseconds / len(call.answers))
+            for answer in call.answers:
+                if answer.sequence.policy.mode is DraftMode.FIXED:
                     continue  # asked in any case; its savings are not computed
-                is_verified = name in plan.sources[index][: plan.num_verified[index]]
-                saved.append(plan.saved_ms[index] if is_verified and plan.saved_ms else 0.0)
+                is_verified = name in answer.sources[: answer.num_verified]
+                saved.append(answer.saved_ms if is_verified else 0.0)
             if saved:
                 asking.earned(saved, slot_ms)
 

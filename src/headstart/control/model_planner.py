@@ -153,13 +153,11 @@ class ModelDraftPlanner:
         for drafter in self.drafters.values():
             drafter.rest = drafter.num_refused = 0
 
-    def observe(
-        self, call: DraftCall, numbers: Sequence[int], plain: float, saved_ms: float
-    ) -> None:
+    def observe(self, call: DraftCall, plain: float, saved_ms: float) -> None:
         """Update cost and draft-length statistics from one call.
 
-        numbers: of the requests, by answer. plain: milliseconds of a plain step. saved_ms: measured
-        savings of its drafts, without subtracting the call's own time.
+        plain: milliseconds of a plain step. saved_ms: measured savings of its drafts, without
+        subtracting the call's own time.
         """
         drafter = self.drafters[call.speculator]
         gapped = with_gap(call.speculator)
@@ -179,8 +177,8 @@ class ModelDraftPlanner:
             reading = call.catch_up * drafter.cost.token(plain)
             account.unpaid += reading / plain
             account.settle((saved_ms - call.milliseconds + reading) / plain)
-        for index, allowance, draft in call.drafted:
-            number = numbers[index]
+        for answer, allowance, draft in call.drafted:
+            number = answer.sequence.number
             drafter.probes.called(number)
             name = gapped if allowance.can_skip else call.speculator
             survival = self._calibration.survival(name, draft.confidence, number)

@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import TYPE_CHECKING
 
 from headstart.types import Draft
+
+if TYPE_CHECKING:
+    from headstart.scheduler.step import SequencePlan
 
 # share of the time that may go into each of: plain steps while others draft; asking a speculator,
 # and probing a model, that did not pay
@@ -94,7 +98,7 @@ class DraftCall:
     """One call of a speculator, for several answers at once."""
 
     speculator: str
-    indices: list[int]  # of the answers
+    answers: list[SequencePlan]
     drafts: list[Draft]
     milliseconds: float
     # of draft models, otherwise empty: limits by answer
@@ -107,9 +111,9 @@ class DraftCall:
         return any(allowance.is_probe for allowance in self.allowances)
 
     @property
-    def drafted(self) -> list[tuple[int, Allowance, Draft]]:
+    def drafted(self) -> list[tuple[SequencePlan, Allowance, Draft]]:
         """The answers for which a model was ready to draft."""
-        every = zip(self.indices, self.allowances, self.drafts, strict=True)
+        every = zip(self.answers, self.allowances, self.drafts, strict=True)
         return [one for one in every if one[2].is_ready]
 
     @property

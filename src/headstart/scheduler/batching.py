@@ -5,27 +5,28 @@ from __future__ import annotations
 import numpy as np
 
 from headstart.scheduler.prompt_order import PromptOrder
-from headstart.scheduler.step import StepPlan
+from headstart.scheduler.step import SequencePlan, StepPlan
 from headstart.types import Batch, CacheKind, Engine
 
 
-def limit_drafts(plan: StepPlan, engine: Engine, num_slots: int) -> list[int]:
-    """Bound each answer's draft; returns the answers that may draft. The plan notes other reasons.
+def limit_drafts(plan: StepPlan, engine: Engine, num_slots: int) -> list[SequencePlan]:
+    """Bound each answer's draft; returns the answers that may draft. The others note the reason.
 
     Bounded by what it may still emit (the step adds one token of its own), by its context, by
     what the cache can roll back, by a fair share of the batch's rows and outputs, and by what the
     user wants.
     """
     may_draft = []
-    num = plan.num_generating
+    num = len(plan.answers)
     reserved = num_slots - num  # prompts that end in this step need one output each
     outputs = (engine.max_outputs - reserved) // num - 1
     rows = (engine.max_batch_tokens - reserved) // num - 1
     share, bound = min(outputs, rows), "batch full"
     if engine.max_rollback < share:
         share, bound = engine.max_rollback, "memory takes nothing back"
-    for index, sequence in enumerate(plan.sequences):
-        limit, reason, text = share, bound, sequence.text
+    for answer in plan.answers:
+        sequence, limit, reason = answer.sequence, share, bound
+        text = sequence.text
         if (room := engine.context_size - len(text.tokens) - 1) < limit:
             limit, reason = room, "context full"
         left = sequence.most_tokens - len(text.tokens) - text.num_dropped - 1
@@ -38,39 +39,37 @@ def limit_drafts(plan: StepPlan, engine: Engine, num_slots: int) -> list[int]:
             limit = min(limit, policy.n_max)
             if text.sampler.thoughts is not None:
                 limit = min(limit, sequence.num_free)
-        plan.limits[index] = limit
+        answer.limit = limit
         if limit > 0:
-            may_draft.append(index)
+            may_draft.append(answer)
         else:
-            plan.reasons[index, ""] = reason
+            answer.reason = reason
     return may_draft
 
 
 def build(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
     """Fill the batch from the current plan, without sequences that have left."""
-    batch, num = plan.batch, plan.num_generating
+    batch = plan.batch
     batch.clear()
-    del plan.sequences[num:]
-    plan.num_rows, plan.starts, plan.decoded = [0] * num, [0] * num, []
     seq_ids, positions, tokens = list[int](), list[int](), list[int]()
-    for index, sequence in enumerate(plan.sequences):
-        cells = sequence.cells
+    for answer in plan.answers:
+        cells = answer.sequence.cells
         if cells is None:
+            answer.num_rows = 0
             continue
-        drafted = plan.drafts[index][: plan.num_verified[index]]
-        rows, start = 1 + len(drafted), cells.length
-        plan.num_rows[index], plan.starts[index] = rows, start
-        plan.decoded.append((index, sequence))
-        seq_ids += [cells.seq_id] * rows
+        drafted = answer.draft[: answer.num_verified]
+        answer.seq_id, answer.start = seq_id, start = cells.seq_id, cells.length
+        answer.num_rows = answer.num_outputs = rows = 1 + len(drafted)
+        seq_ids += [seq_id] * rows
         positions += range(start, start + rows)
         tokens.append(cells.tokens[-1])
         tokens += drafted
     batch.extend(seq_ids, positions, tokens)
-    plan.num_outputs = list(plan.num_rows)
     if plan.prompts:
         _add_prompts(plan, engine, order)
     if plan.num_padding:
         _pad(plan, engine)
+    plan.num_rows = batch.num_rows
 
 
 def prompt_rows(num_others: int, wanted: int, tile: int) -> int:
@@ -87,22 +86,30 @@ def prompt_rows(num_others: int, wanted: int, tile: int) -> int:
 def _add_prompts(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
     """Add chunks of prompts, about `max_prompt_rows` together."""
     batch, tile = plan.batch, engine.attention_tile
-    here = [sequence for sequence in plan.prompts if sequence.cells is not None]
-    reading = [sequence for sequence in here if sequence.leader is None]
+    reading, followers = list[SequencePlan](), list[SequencePlan]()
+    for prompt in plan.prompts:
+        prompt.num_rows = 0
+        if prompt.sequence.cells is not None:
+            (followers if prompt.sequence.leader else reading).append(prompt)
     if not reading:
         return
-    followers = [sequence for sequence in here if sequence.leader is not None]
     most = engine.max_batch_tokens - batch.num_rows
     num_rows = min(most, prompt_rows(batch.num_rows, plan.max_prompt_rows, tile))
-    shares = order.share(reading, num_rows, followers, plan.max_scored)
+    shares = order.share(
+        [prompt.sequence for prompt in reading],
+        num_rows,
+        [prompt.sequence for prompt in followers],
+        plan.max_scored,
+    )
     # rows that libllama computes at once by default
     room = min(engine.max_batch_tokens, 512) - batch.num_rows - sum(shares)
     # outputs for scores; each prompt may need that of its last row
     num_free = engine.max_outputs - batch.num_outputs - sum(share > 0 for share in shares)
     num_free = min(num_free, plan.max_scored)
-    for sequence, rows in zip(reading, shares, strict=True):
+    for prompt, rows in zip(reading, shares, strict=True):
         if not rows:
             continue
+        sequence = prompt.sequence
         num_pending, start = sequence.num_pending, sequence.num_decoded
         # a remainder below a tile would still cost a whole tile in the next step
         if 0 < (rest := num_pending - rows) < min(tile, room + 1):
@@ -118,12 +125,9 @@ def _add_prompts(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
         if rows == num_pending:
             num_outputs = max(1, num_outputs)
         tokens = sequence.text.tokens[start : start + rows]
-        batch.add(sequence.seq_id, start, tokens, num_outputs)
-        plan.decoded.append((len(plan.sequences), sequence))
-        plan.sequences.append(sequence)
-        plan.num_rows.append(rows)
-        plan.starts.append(start)
-        plan.num_outputs.append(num_outputs)
+        prompt.seq_id, prompt.start = sequence.seq_id, start
+        prompt.num_rows, prompt.num_outputs = rows, num_outputs
+        batch.add(prompt.seq_id, start, tokens, num_outputs)
 
 
 def _pad(plan: StepPlan, engine: Engine) -> None:

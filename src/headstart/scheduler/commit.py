@@ -13,7 +13,7 @@ from headstart.scheduler.context_shift import shift_context
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.prompt_cache import PromptCache
 from headstart.scheduler.sequence import Ending, Sequence
-from headstart.scheduler.step import StepPlan, StepRecord
+from headstart.scheduler.step import SequenceRecord, StepRecord
 from headstart.types import Engine, Logits, Vocab
 from headstart.types.errors import EngineError, HeadstartError, RequestError
 from headstart.types.request import TokenLogprob
@@ -43,56 +43,49 @@ class Committer:
         self._compiling = compiling
         self._shifts_context = shifts_context
 
-    def commit(
-        self, plan: StepPlan, logits: Logits, record: StepRecord
-    ) -> Iterator[tuple[Sequence, Ending]]:
+    def commit(self, record: StepRecord, logits: Logits) -> Iterator[tuple[Sequence, Ending]]:
         """Write the sampled tokens into the record and the texts; yields sequences that are over.
 
         All rows are sampled before anything else is done: logits fill the processor's caches, so
         alternating with other work would evict that work's data each time.
         """
-        num = len(plan.sequences)
-        record.emitted, record.num_accepted = [()] * num, [0] * num
-        record.texts, record.logprobs = [b""] * num, [()] * num
-        endings: list[tuple[Sequence, Ending]] = []
-        verified = self._verify_all(plan, logits, record, endings)
-        grown = []
-        for index, emitted in verified:
-            sequence = plan.sequences[index]
-            try:
-                self._write(sequence, index, emitted, record)
-            except EngineError as error:
-                endings.append((sequence, failure(error)))
-            else:
-                grown.append(index)
-        self._drafting.accept(record, grown)
+        endings, grown = list[tuple[Sequence, Ending]](), list[SequenceRecord]()
+        self._verify_all(record, logits, endings)
+        for result in record.results:
+            if result.emitted:
+                try:
+                    self._write(result, record.now)
+                except EngineError as error:
+                    endings.append((result.plan.sequence, failure(error)))
+                else:
+                    grown.append(result)
+        self._drafting.accept(grown)
         yield from endings
-        for index in grown:
-            sequence, last = plan.sequences[index], record.emitted[index][-1]
+        for result in grown:
+            sequence = result.plan.sequence
             try:
-                ending = self._ending(sequence, last, record.now)
+                ending = self._ending(sequence, result.emitted[-1], record.now)
             except EngineError as error:  # from the context shift
                 ending = failure(error)
             if ending is not None:
                 yield sequence, ending
 
     def _verify_all(
-        self,
-        plan: StepPlan,
-        logits: Logits,
-        record: StepRecord,
-        endings: list[tuple[Sequence, Ending]],
-    ) -> list[tuple[int, list[int]]]:
-        """Sampled tokens for each sequence whose known tokens are all decoded."""
-        offset, verified = 0, list[tuple[int, list[int]]]()
-        for index, sequence in plan.decoded:
-            end = offset + plan.num_outputs[index]
+        self, record: StepRecord, logits: Logits, endings: list[tuple[Sequence, Ending]]
+    ) -> None:
+        """Sample tokens for each sequence whose known tokens are all decoded."""
+        offset = 0
+        for result in record.results:
+            plan = result.plan
+            sequence, length = plan.sequence, plan.start + plan.num_rows
+            cells, end = sequence.cells, offset + plan.num_outputs
             rows, offset = logits[offset:end], end
-            length = record.cache_lengths[index]
+            assert cells is not None
+            cells.length = length
             try:
-                if index >= plan.num_generating:
+                if plan.is_prompt:
                     if sequence.request.wants_prompt_scores:
-                        record.scores[index] = _score(sequence, rows, plan.starts[index], length)
+                        result.scores = _score(sequence, rows, plan.start, length)
                     if length < len(sequence.text.tokens):
                         self._note_chunk(sequence, length)
                         continue
@@ -103,14 +96,13 @@ class Committer:
                     self._cache.cut(sequence, length)
                     endings.append((sequence, LENGTH))
                     continue
-                verified.append((index, self._verify(sequence, index, rows, record)))
+                self._verify(result, rows)
             except (EngineError, RequestError) as error:  # of this request alone
                 ending = failure(error)
                 if self._compiling.renew(sequence, error):
-                    self._cut(sequence, length, len(sequence.text.tokens))
+                    self._cache.cut(sequence, len(sequence.text.tokens))
                     ending = RENEWED
                 endings.append((sequence, ending))
-        return verified
 
     def _note_chunk(self, sequence: Sequence, length: int) -> None:
         """After a prompt chunk: take a checkpoint if one is due at this length."""
@@ -119,14 +111,11 @@ class Committer:
             self._engine.checkpoint(sequence.seq_id)
             sequence.pauses.pop(0)
 
-    def _verify(
-        self, sequence: Sequence, index: int, rows: Logits, record: StepRecord
-    ) -> list[int]:
+    def _verify(self, result: SequenceRecord, rows: Logits) -> None:
         """Sample 1 to len(draft) + 1 tokens from logits of shape (len(draft) + 1, vocab_size)."""
-        text, request, plan = sequence.text, sequence.request, record.plan
-        position, draft = len(text.tokens), list[int]()
-        if index < plan.num_generating:
-            draft = plan.drafts[index][: plan.num_verified[index]]
+        plan, sequence = result.plan, result.plan.sequence
+        text, request = sequence.text, sequence.request
+        position, draft = len(text.tokens), plan.draft[: plan.num_verified]
         noted: list[TokenLogprob] = []
         note = (
             _note_into(noted, sequence, rows, position)
@@ -137,50 +126,42 @@ class Committer:
         # all but the last; the last too if the turn ended inside the draft
         num_drafted = len(emitted) - 1
         num_drafted += num_drafted < len(draft) and emitted[-1] == draft[num_drafted]
-        record.num_accepted[index] = num_drafted
-        record.logprobs[index] = tuple(noted)
-        return emitted
+        result.emitted, result.num_accepted = tuple(emitted), num_drafted
+        result.logprobs = tuple(noted)
 
-    def _write(
-        self, sequence: Sequence, index: int, emitted: list[int], record: StepRecord
-    ) -> None:
+    def _write(self, result: SequenceRecord, now: float) -> None:
         """Append the tokens to the text, up to where it ends, and truncate the cache to it."""
+        sequence = result.plan.sequence
         if sequence.first_token is None:
-            sequence.first_token = record.now
-        shown, tokens = self._feed_stops(sequence, emitted, record.now)
-        record.texts[index], record.emitted[index] = shown, tokens
-        if len(tokens) < len(emitted):
-            record.num_accepted[index] = min(record.num_accepted[index], len(tokens))
-            record.logprobs[index] = record.logprobs[index][: len(tokens)]
+            sequence.first_token = now
+        result.text, num_kept = self._feed_stops(sequence, result.emitted, now)
+        if num_kept < len(result.emitted):
+            result.emitted = result.emitted[:num_kept]
+            result.num_accepted = min(result.num_accepted, num_kept)
+            result.logprobs = result.logprobs[:num_kept]
         text = sequence.text
-        text.tokens.grow(tokens)
+        text.tokens.grow(result.emitted)
         if text.speculator_tokens is not text.tokens:
-            text.speculator_tokens.grow(tokens)
-        self._cut(sequence, record.cache_lengths[index], len(text.tokens) - 1)
-
-    def _cut(self, sequence: Sequence, num_decoded: int, length: int) -> None:
-        cells = sequence.cells
-        assert cells is not None
-        cells.length = num_decoded
-        self._cache.cut(sequence, length)
+            text.speculator_tokens.grow(result.emitted)
+        self._cache.cut(sequence, len(text.tokens) - 1)
 
     def _feed_stops(
-        self, sequence: Sequence, emitted: list[int], now: float
-    ) -> tuple[bytes, tuple[int, ...]]:
-        """Text that certainly belongs to the answer, and the tokens up to where it ends."""
+        self, sequence: Sequence, emitted: tuple[int, ...], now: float
+    ) -> tuple[bytes, int]:
+        """Text that certainly belongs to the answer, and the number of tokens until it ends."""
         request, text = sequence.request, sequence.text
         is_late = request.max_seconds is not None and _is_late(sequence, now)
         if not request.stop and not request.min_indent and not is_late:
             if not request.shown_tokens:
-                return b"".join(map(self._vocab.token_bytes, emitted)), tuple(emitted)
-            return b"".join(self._shown(sequence, token) for token in emitted), tuple(emitted)
+                return b"".join(map(self._vocab.token_bytes, emitted)), len(emitted)
+            return b"".join(self._shown(sequence, token) for token in emitted), len(emitted)
         shown = []
         for index, token in enumerate(emitted):
             certain, word = text.stop.feed(text.indent.feed(self._shown(sequence, token)))
             shown.append(certain)
             if word is not None or text.indent.is_over or (is_late and self._ends_line(token)):
-                return b"".join(shown), tuple(emitted[: index + 1])
-        return b"".join(shown), tuple(emitted)
+                return b"".join(shown), index + 1
+        return b"".join(shown), len(emitted)
 
     def _shown(self, sequence: Sequence, token: int) -> bytes:
         """Bytes of a token as the client sees them."""

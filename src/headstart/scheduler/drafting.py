@@ -35,6 +35,8 @@ from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import (
     BELOW_BREAK_EVEN,
     RESTING,
+    SequencePlan,
+    SequenceRecord,
     StepPlan,
     StepRecord,
 )
@@ -102,39 +104,39 @@ class Drafting:
     def draft(self, plan: StepPlan, engine: Engine, num_slots: int) -> None:
         """Write the drafts of all answers into the plan, and padding rows if they save time."""
         if self.failure:
-            plan.drop_all(_CONTROL_FAILED)
+            plan.drop_drafts(_CONTROL_FAILED)
             return
         try:
-            for sequence in plan.sequences:
+            for answer in plan.answers:
+                sequence = answer.sequence
                 if not sequence.policy.reason and sequence.number not in self._begun:
                     self._begin(sequence)
-            indices = limit_drafts(plan, engine, num_slots)
+            answers = limit_drafts(plan, engine, num_slots)
             # padding may help: a wider step can take less time
             can_pad = engine.padding_sequence is not None and not plan.prompts
-            if not indices or self.controller.skips_step(plan, self._text_names, self._model_names):
-                for name in self._model_names:
-                    plan.reasons.update(((index, name), RESTING) for index in indices)
-                if can_pad and plan.num_generating > 1:
+            if not answers or self.controller.skips_step(plan, self._text_names, self._model_names):
+                for answer in answers:
+                    answer.reasons |= dict.fromkeys(self._model_names, RESTING)
+                if can_pad and len(plan.answers) > 1:
                     self._set_shape(plan, engine, can_pad=can_pad)
                     self.controller.assign_rows(plan)
                 return
             self._set_shape(plan, engine, can_pad=can_pad)
             started = self._clock()
-            self._ask_texts(plan, indices)
+            self._ask_texts(plan, answers)
             asked = self._clock()
             if self._model_names:
-                self._models.ask(plan, indices)
+                self._models.ask(plan, answers)
             resumed = self._clock()
             self.controller.assign_rows(plan)
-            for index, length in enumerate(plan.num_verified):
-                if length < len(plan.survivals[index]):
-                    _note_reasons(plan, index, length)
+            for answer in plan.answers:
+                if answer.num_verified < len(answer.draft):
+                    _note_reasons(answer)
             asking = asked - started + self._clock() - resumed
             plan.asking_ms = self._reading_ms + 1000.0 * asking
         except Exception as error:  # a failed draft must not fail a request
             self.fail(error)
-            plan.answer(plan.sequences)
-            plan.drop_all(_CONTROL_FAILED)
+            plan.drop_drafts(_CONTROL_FAILED)
 
     def read(self, record: StepRecord) -> None:
         """Update control from a step; the time of that is charged to asking."""
@@ -158,65 +160,65 @@ class Drafting:
 
     def _set_shape(self, plan: StepPlan, engine: Engine, *, can_pad: bool) -> None:
         """Describe the step to control's cost model."""
-        num = plan.num_generating
-        unread = sum([one.num_pending for one in plan.prompts]) if plan.prompts else 0
-        context = sum([len(sequence.text.tokens) for sequence in plan.sequences]) // num
+        num = len(plan.answers)
+        unread = sum([one.sequence.num_pending for one in plan.prompts]) if plan.prompts else 0
+        context = sum([len(answer.sequence.text.tokens) for answer in plan.answers]) // num
         num_rows = num + min(unread, plan.max_prompt_rows)
         most = engine.max_batch_tokens, engine.max_outputs
         num_reading = len(plan.prompts)
         plan.shape = Step(num, num_rows, context, *most, can_pad, plan.is_even, num_reading)
 
-    def _ask_texts(self, plan: StepPlan, indices: list[int]) -> None:
+    def _ask_texts(self, plan: StepPlan, answers: list[SequencePlan]) -> None:
         """Ask each text speculator once for all answers; each answer takes the best draft."""
-        found = defaultdict[int, dict[str, Draft]](dict)  # by answer, then speculator
+        found = defaultdict[SequencePlan, dict[str, Draft]](dict)  # by answer, then speculator
         for speculator in self._texts:
             name = speculator.name
-            may_draft, asked, requests = askable(plan, indices, speculator, found), [], []
+            may_draft, asked, requests = askable(answers, speculator, found), [], []
             may_ask = self.controller.may_ask_now(name, len(may_draft))
-            for index in may_draft:
-                sequence = plan.sequences[index]
+            for answer in may_draft:
+                sequence = answer.sequence
                 cells, namespace = sequence.cells, sequence.request.namespace
                 assert cells is not None
                 # lengths set by hand are always honoured
                 if may_ask or sequence.policy.is_fixed:
-                    asked.append(index)
-                    limit, tokens = plan.limits[index], sequence.text.speculator_tokens
+                    asked.append(answer)
+                    limit, tokens = answer.limit, sequence.text.speculator_tokens
                     requests.append(DraftRequest(cells.seq_id, tokens, limit, namespace=namespace))
             if not asked:
                 continue
             drafts = speculator.propose(requests)
             milliseconds = 1000.0 * speculator.last_seconds
             plan.calls.append(DraftCall(name, asked, drafts, milliseconds))
-            for index, draft in zip(asked, drafts, strict=True):
+            for answer, draft in zip(asked, drafts, strict=True):
                 if draft.tokens:
-                    found[index][name] = draft
+                    found[answer][name] = draft
                 else:
-                    plan.miss(index, name, draft.reason or "no match")
-        for index in indices:
-            sampler = plan.sequences[index].text.sampler
-            if found[index] or sampler.legality or sampler.thoughts:
-                self._choose_text(plan, index, found[index])
+                    answer.miss(name, draft.reason or "no match")
+        for answer in answers:
+            sampler = answer.sequence.text.sampler
+            if found[answer] or sampler.legality or sampler.thoughts:
+                self._choose_text(plan, answer, found[answer])
 
-    def _choose_text(self, plan: StepPlan, index: int, drafts: dict[str, Draft]) -> None:
+    def _choose_text(self, plan: StepPlan, answer: SequencePlan, drafts: dict[str, Draft]) -> None:
         """Take the first draft with fixed lengths, the most valuable one with auto."""
-        sequence, control = plan.sequences[index], self.controller
+        sequence, control = answer.sequence, self.controller
         sampler = sequence.text.sampler
-        if sampler.thoughts and (closing := sampler.closing()[: plan.limits[index]]):
+        if sampler.thoughts and (closing := sampler.closing()[: answer.limit]):
             forced = Draft(list(closing), [1.0] * len(closing), GRAMMAR)
-            plan.take(index, *candidate(plan, index, (forced,), control))
+            answer.take(*candidate(answer, (forced,), control))
             return
         candidates: list[Candidate] = []
         for name in sequence.policy.types:
-            if name in drafts and (found := consider(plan, index, drafts[name], control)):
+            if name in drafts and (found := consider(answer, drafts[name], control)):
                 candidates.append(found)
-        if not candidates and (forced_only := consider(plan, index, NO_DRAFT, control)):
+        if not candidates and (forced_only := consider(answer, NO_DRAFT, control)):
             candidates.append(forced_only)
         best: int | None = 0 if candidates else None
         if len(candidates) > 1 and not sequence.policy.is_fixed:
             assert plan.shape is not None
             best = control.best([survival for *_, survival in candidates], plan.shape)
         if best is not None:
-            plan.take(index, *candidates[best])
+            answer.take(*candidates[best])
 
     def _begin(self, sequence: Sequence) -> None:
         request = sequence.request
@@ -237,13 +239,12 @@ class Drafting:
                 name = "end_private" if sequence.request.store is False else "end"
                 speculator.call(name, sequence.seq_id)
 
-    def accept(self, record: StepRecord, indices: list[int]) -> None:
-        """Notify speculators of what the sequences at `indices` emitted in this step."""
+    def accept(self, results: list[SequenceRecord]) -> None:
+        """Notify speculators of what sequences emitted in this step."""
         told = []
-        for index in indices:
-            if record.plan.sequences[index].number in self._begun:
-                accepted = record.num_accepted[index]
-                told.append((record.seq_ids[index], record.emitted[index], accepted))
+        for result in results:
+            if result.plan.sequence.number in self._begun:
+                told.append((result.plan.seq_id, result.emitted, result.num_accepted))
         for speculator in self.speculators.values():
             speculator.accept(told)
 
@@ -314,12 +315,12 @@ class Drafting:
             self.fail(error)
 
 
-def _note_reasons(plan: StepPlan, index: int, length: int) -> None:
-    """Record why only the first `length` tokens of the draft are verified."""
-    sources = plan.sources[index]
+def _note_reasons(answer: SequencePlan) -> None:
+    """Record why some tokens of the draft are not verified."""
+    sources, length = answer.sources, answer.num_verified
     if length:
         left_out = set(sources) - set(sources[:length])
-        plan.reasons.update({(index, name): BELOW_BREAK_EVEN for name in left_out})
+        answer.reasons |= dict.fromkeys(left_out, BELOW_BREAK_EVEN)
     else:
-        is_short = len(sources) < plan.sequences[index].policy.n_min
-        plan.reasons[index, ""] = "shorter than n_min" if is_short else BELOW_BREAK_EVEN
+        is_short = len(sources) < answer.sequence.policy.n_min
+        answer.reason = "shorter than n_min" if is_short else BELOW_BREAK_EVEN

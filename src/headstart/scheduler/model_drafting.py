@@ -9,7 +9,7 @@ from headstart.control.controller import Controller
 from headstart.control.values import Allowance, DraftCall, ModelSlot
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
 from headstart.scheduler.offers import GRAMMAR, askable, consider
-from headstart.scheduler.step import BELOW_BREAK_EVEN, RESTING, StepPlan
+from headstart.scheduler.step import BELOW_BREAK_EVEN, RESTING, SequencePlan, StepPlan
 from headstart.types import Draft, DraftRequest
 
 # tokens; only for deciding whether a model continues or replaces a text draft
@@ -24,45 +24,46 @@ class ModelDrafting:
         self._names = {model.name for model in models}
         self._controller = controller
 
-    def ask(self, plan: StepPlan, may_draft: list[int]) -> None:
+    def ask(self, plan: StepPlan, may_draft: list[SequencePlan]) -> None:
         """Let models draft where control expects it to pay; at most one per answer."""
-        asked: list[tuple[GuardedSpeculator, list[int]]] = []
+        asked: list[tuple[GuardedSpeculator, list[SequencePlan]]] = []
         for model in self._models:
-            candidates = askable(plan, may_draft, model, plan.sources)
-            if any(plan.sequences[index].policy.is_fixed for index in candidates) or (
+            candidates = askable(may_draft, model, {})
+            if any(answer.sequence.policy.is_fixed for answer in candidates) or (
                 candidates and self._controller.may_ask_model_now(model.name)
             ):
                 asked.append((model, candidates))
-                slots = [self._slot(plan, index, model) for index in candidates]
+                slots = [self._slot(answer, model) for answer in candidates]
                 plan.model_slots[model.name] = slots
             else:  # decided by `ModelDraftPlanner.steps_to_skip`
-                plan.reasons.update(((index, model.name), RESTING) for index in candidates)
+                for answer in candidates:
+                    answer.reasons[model.name] = RESTING
         allowances = self._controller.grant(plan) if asked else {}
-        for model, indices in asked:
-            self._ask_one(plan, model, indices, allowances[model.name])
+        for model, answers in asked:
+            self._ask_one(plan, model, answers, allowances[model.name])
 
-    def _continued(self, plan: StepPlan, index: int, model: GuardedSpeculator) -> list[int]:
+    def _continued(self, answer: SequencePlan, model: GuardedSpeculator) -> list[int]:
         """The text speculators' draft if the model should continue it, otherwise []."""
-        survival, sources = plan.survivals[index], plan.sources[index]
+        survival, sources = answer.survival, answer.sources
         if not model.speculator.continues_drafts or not survival:
             return []
-        if len(survival) >= plan.limits[index] or not self._names.isdisjoint(sources):
+        if len(survival) >= answer.limit or not self._names.isdisjoint(sources):
             return []
-        if plan.sequences[index].policy.is_fixed:  # continue forced tokens only
+        if answer.sequence.policy.is_fixed:  # continue forced tokens only
             is_worth_it = set(sources) == {GRAMMAR}
         else:
             more = _TYPICAL_MODEL_DRAFT * survival[-1]
             is_worth_it = more > _TYPICAL_MODEL_DRAFT - sum(survival)
-        return plan.drafts[index] if is_worth_it else []
+        return answer.draft if is_worth_it else []
 
-    def _slot(self, plan: StepPlan, index: int, model: GuardedSpeculator) -> ModelSlot:
+    def _slot(self, answer: SequencePlan, model: GuardedSpeculator) -> ModelSlot:
         """An answer as control's planner sees it, for one model."""
-        sequence, survival = plan.sequences[index], plan.survivals[index]
+        sequence, survival = answer.sequence, answer.survival
         tokens = sequence.text.speculator_tokens
-        is_behind = bool(self._continued(plan, index, model))
+        is_behind = bool(self._continued(answer, model))
         return ModelSlot(
             sequence.number,
-            plan.limits[index] - len(survival) if is_behind else plan.limits[index],
+            answer.limit - len(survival) if is_behind else answer.limit,
             model.num_catch_up(sequence.seq_id, tokens),
             recent=model.num_recent(sequence.seq_id, tokens),
             prefix=survival[-1] if is_behind else 1.0,
@@ -75,69 +76,59 @@ class ModelDrafting:
         self,
         plan: StepPlan,
         model: GuardedSpeculator,
-        indices: list[int],
+        answers: list[SequencePlan],
         allowances: list[Allowance],
     ) -> None:
         """Let one model draft as far as control allows."""
         call, num_unread = DraftCall(model.name, [], [], 0.0), 0
         slots, before = plan.model_slots[model.name], list[list[int]]()
-        for index, slot, allowance in zip(indices, slots, allowances, strict=True):
-            has_failed = plan.sequences[index].seq_id in model.failed  # in `num_catch_up`
+        for answer, slot, allowance in zip(answers, slots, allowances, strict=True):
+            has_failed = answer.sequence.seq_id in model.failed  # in `num_catch_up`
             if has_failed or not allowance.max_tokens:
-                plan.miss(index, model.name, FAILED if has_failed else BELOW_BREAK_EVEN)
+                answer.miss(model.name, FAILED if has_failed else BELOW_BREAK_EVEN)
                 continue
-            if allowance.can_skip:
-                plan.skipping_models[index] = model.name
-            else:
-                plan.skipping_models.pop(index, None)
+            answer.skipping_model = model.name if allowance.can_skip else ""
             num_unread += slot.num_recent if allowance.can_skip else slot.catch_up
-            call.indices.append(index)
+            call.answers.append(answer)
             call.allowances.append(allowance)
-            before.append(self._continued(plan, index, model))
-        if not call.indices:
+            before.append(self._continued(answer, model))
+        if not call.answers:
             return
-        with _requests(plan, model, call, before) as requests:
+        with _requests(model, call, before) as requests:
             call.drafts = model.propose(requests)
         call.milliseconds = 1000.0 * model.last_seconds
         if call.drafts[0].reason != FAILED:  # a failure affects all drafts
-            call.catch_up = max(0, num_unread - _num_left(plan, model, call, before))
+            call.catch_up = max(0, num_unread - _num_left(model, call, before))
         plan.calls.append(call)
-        for index, known, draft in zip(call.indices, before, call.drafts, strict=True):
+        for answer, known, draft in zip(call.answers, before, call.drafts, strict=True):
             if draft.tokens:
-                self._choose(plan, index, draft, known)
+                self._choose(answer, draft, known)
             else:
-                plan.miss(index, model.name, draft.reason or "no match")
+                answer.miss(model.name, draft.reason or "no match")
 
-    def _choose(self, plan: StepPlan, index: int, draft: Draft, before: list[int]) -> None:
+    def _choose(self, answer: SequencePlan, draft: Draft, before: list[int]) -> None:
         """Append the model's draft to the text draft `before`; without one, take it if it is worth
         more.
         """
-        found = consider(plan, index, draft, self._controller, before)
+        found = consider(answer, draft, self._controller, before)
         if found is None:
             return
         tokens, sources, survival = found
         if before:
-            plan.take(
-                index,
-                before + tokens,
-                plan.sources[index] + sources,
-                plan.survivals[index] + survival,
-            )
-        elif plan.sequences[index].policy.is_fixed or sum(survival) > sum(plan.survivals[index]):
-            plan.take(index, tokens, sources, survival)
+            answer.take(before + tokens, answer.sources + sources, answer.survival + survival)
+        elif answer.sequence.policy.is_fixed or sum(survival) > sum(answer.survival):
+            answer.take(tokens, sources, survival)
 
 
-def _num_left(
-    plan: StepPlan, model: GuardedSpeculator, call: DraftCall, before: list[list[int]]
-) -> int:
+def _num_left(model: GuardedSpeculator, call: DraftCall, before: list[list[int]]) -> int:
     """Tokens still undecoded by the model, minus tokens of text drafts that it decoded."""
     num_left = 0
-    answers = zip(call.indices, call.allowances, call.drafts, before, strict=True)
-    for index, allowance, draft, known in answers:
+    answers = zip(call.answers, call.allowances, call.drafts, before, strict=True)
+    for answer, allowance, draft, known in answers:
         if draft.is_ready:
             num_left -= len(known)
             continue
-        sequence = plan.sequences[index]
+        sequence = answer.sequence
         seq_id, tokens = sequence.seq_id, sequence.text.speculator_tokens
         recent = model.num_recent(seq_id, tokens) if allowance.can_skip else None
         num_left += model.num_catch_up(seq_id, tokens) if recent is None else recent
@@ -146,7 +137,7 @@ def _num_left(
 
 @contextmanager
 def _requests(
-    plan: StepPlan, model: GuardedSpeculator, call: DraftCall, continued: list[list[int]]
+    model: GuardedSpeculator, call: DraftCall, continued: list[list[int]]
 ) -> Iterator[list[DraftRequest]]:
     """Requests to a model, valid while it drafts.
 
@@ -155,9 +146,8 @@ def _requests(
     """
     requests = []
     with ExitStack() as loans:
-        answers = zip(call.indices, call.allowances, continued, strict=True)
-        for index, allowance, before in answers:
-            sequence = plan.sequences[index]
+        for answer, allowance, before in zip(call.answers, call.allowances, continued, strict=True):
+            sequence = answer.sequence
             text, state = sequence.text, sequence.text.legality
             tokens = text.tokens if model.sees_images else text.speculator_tokens
             images = [(start, chunk.for_draft) for start, chunk in sequence.media]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from headstart.control.controller import Controller
 from headstart.control.values import with_gap
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
-from headstart.scheduler.step import Offer, StepPlan
+from headstart.scheduler.step import Offer, SequencePlan
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import Draft, DraftMode
 
@@ -31,55 +31,50 @@ Candidate = tuple[list[int], list[str], list[float]]
 
 
 def askable(
-    plan: StepPlan,
-    indices: list[int],
+    answers: list[SequencePlan],
     speculator: GuardedSpeculator,
-    found: Sequence[Collection[str]] | Mapping[int, Collection[str]],
-) -> list[int]:
+    found: Mapping[SequencePlan, Collection[str]],
+) -> list[SequencePlan]:
     """The answers that this speculator may draft for.
 
-    found: by answer, the speculators of its draft, or those that have one. With fixed lengths, the
-    first in the order of `--spec-type` that has a draft wins.
+    With fixed lengths, the first in the order of `--spec-type` that has a draft wins.
+
+    found: by answer that has taken no draft yet, the speculators that have one.
     """
-    name, may_draft = speculator.name, list[int]()
-    for index in indices:
-        sequence = plan.sequences[index]
-        types, cells = sequence.policy.types, sequence.cells
+    name, may_draft = speculator.name, list[SequencePlan]()
+    for answer in answers:
+        policy, cells = answer.sequence.policy, answer.sequence.cells
+        types, others = policy.types, found.get(answer, answer.sources)
         if name not in types or cells is None:
             continue
         if cells.seq_id in speculator.failed:
-            plan.reasons[index, name] = FAILED
-        elif not (found[index] and sequence.policy.is_fixed) or all(
-            one == GRAMMAR or types.index(one) > types.index(name) for one in found[index]
+            answer.reasons[name] = FAILED
+        elif not (others and policy.is_fixed) or all(
+            one == GRAMMAR or types.index(one) > types.index(name) for one in others
         ):
-            may_draft.append(index)
+            may_draft.append(answer)
     return may_draft
 
 
 def consider(
-    plan: StepPlan,
-    index: int,
-    draft: Draft,
-    controller: Controller,
-    before: list[int] | None = None,
+    answer: SequencePlan, draft: Draft, controller: Controller, before: list[int] | None = None
 ) -> Candidate | None:
     """The legal part of a draft, with forced tokens; None if no token of the draft is legal.
 
     before: draft tokens that this draft continues.
     """
-    legality = plan.sequences[index].text.legality
+    legality = answer.sequence.text.legality
     if legality is None:
-        return candidate(plan, index, (draft,), controller, before) if draft.tokens else None
-    parts = splice(legality, draft, plan.limits[index] - len(before or ()), before or [])
+        return candidate(answer, (draft,), controller, before) if draft.tokens else None
+    parts = splice(legality, draft, answer.limit - len(before or ()), before or [])
     if draft.tokens and all(part.speculator != draft.speculator for part in parts):
-        plan.miss(index, draft.speculator, ILLEGAL)
+        answer.miss(draft.speculator, ILLEGAL)
         return None
-    return candidate(plan, index, parts, controller, before) if parts else None
+    return candidate(answer, parts, controller, before) if parts else None
 
 
 def candidate(
-    plan: StepPlan,
-    index: int,
+    answer: SequencePlan,
     parts: tuple[Draft, ...],
     controller: Controller,
     before: list[int] | None = None,
@@ -87,22 +82,22 @@ def candidate(
     """A draft, or the continuation of one, as it may be verified. Control tracks the speculator's
     own tokens up to the first forced ones.
     """
-    sequence = plan.sequences[index]
+    sequence = answer.sequence
     tokens, sources, survival = list[int](), list[str](), list[float]()
     is_by_hand = sequence.policy.mode is DraftMode.FIXED
-    reached = plan.survivals[index][-1] if before else 1.0
+    reached = answer.survival[-1] if before else 1.0
     previous = before[-1] if before else sequence.text.tokens[-1]
     offer: Offer | None = None
     for part in parts:
         own, name = [1.0 if is_by_hand else reached] * len(part.tokens), part.speculator
         if name != GRAMMAR:
-            if sequence.text.legality is not None or plan.skipping_models:
-                name = control_name(plan, index, name)
+            if sequence.text.legality is not None or answer.skipping_model:
+                name = control_name(answer, name)
             line = [previous, *part.tokens]
             if offer is None:
                 known = part if name == part.speculator else replace(part, speculator=name)
-                offer = Offer(index, known, line, [*(before or ()), *tokens])
-                plan.offers.append(offer)
+                offer = Offer(known, line, [*(before or ()), *tokens])
+                answer.offers.append(offer)
             if not is_by_hand:
                 own = controller.survival(name, part.confidence, sequence.number, line)
                 own = own if reached == 1.0 else [reached * s for s in own]
@@ -113,11 +108,11 @@ def candidate(
     return tokens, sources, survival
 
 
-def control_name(plan: StepPlan, index: int, speculator: str) -> str:
+def control_name(answer: SequencePlan, speculator: str) -> str:
     """The name under which control tracks this speculator for this answer."""
-    if plan.skipping_models.get(index) == speculator:
+    if answer.skipping_model == speculator:
         speculator = with_gap(speculator)
-    legality = plan.sequences[index].text.legality
+    legality = answer.sequence.text.legality
     is_constrained = legality is not None and legality.is_active
     return constrained_name(speculator) if is_constrained else speculator
 

@@ -182,14 +182,14 @@ class PromptCache:
         For caches that cannot be rolled back, copies the state before each draft; after a rejection
         the accepted tokens are decoded again, without a draft.
         """
-        for index, length in enumerate(plan.num_verified):
-            if not length:
+        for answer in plan.answers:
+            if not answer.num_verified:
                 continue
             started = clock()
-            if self._engine.keep_for_draft(plan.sequences[index].seq_id):
+            if self._engine.keep_for_draft(answer.sequence.seq_id):
                 plan.copies_ms.append(1000.0 * (clock() - started))
             else:
-                plan.drop(index, NO_ROOM)
+                answer.drop(NO_ROOM)
 
     def choose_pauses(self, sequence: Sequence, min_step: int) -> list[int]:
         """Lengths at which reading it makes a checkpoint; none where the cache can be cut."""

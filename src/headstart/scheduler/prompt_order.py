@@ -111,18 +111,22 @@ class PromptOrder:
 
     def count(self, plan: StepPlan, milliseconds: float) -> None:
         """Record rows and time of a step, before any of its prompts starts generating."""
-        num_read = sum(plan.num_rows[plan.num_generating :])
+        num_read = sum(prompt.num_rows for prompt in plan.prompts)
         if 2 * num_read >= plan.max_prompt_rows > 0:  # not the short remainder of a prompt
             # the allowed rows: a step of whole tiles has some more or fewer
             self._last_rows, self._row_ms = plan.max_prompt_rows, milliseconds / num_read
-        row_ms, readers = milliseconds / (sum(plan.num_rows) or 1), dict[str, _Reader]()
-        for index, sequence in plan.decoded:
-            tenant, num_rows = sequence.tenant, plan.num_rows[index]
+        row_ms = milliseconds / (plan.num_rows - plan.num_padding or 1)
+        readers = dict[str, _Reader]()
+        for one in (*plan.answers, *plan.prompts):
+            if not (num_rows := one.num_rows):
+                continue
+            tenant = one.sequence.tenant
             took = num_rows * row_ms / self._tenants.weight(tenant)
             self._took[tenant] = self._took.get(tenant, 0.0) + took
-            if index >= plan.num_generating:
+            if one.is_prompt:
                 reader = readers[tenant] = self._readers[tenant]
-                reader.num_owed += -num_rows if sequence.number == reader.oldest else num_rows
+                is_oldest = one.sequence.number == reader.oldest
+                reader.num_owed += -num_rows if is_oldest else num_rows
         for tenant, reader in self._readers.items():
             reader.waited = 0.0 if tenant in readers else reader.waited + milliseconds
         for reader in readers.values():

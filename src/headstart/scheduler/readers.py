@@ -12,9 +12,8 @@ from itertools import groupby
 
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.offers import GRAMMAR
-from headstart.scheduler.policy import Policy
 from headstart.scheduler.sequence import Sequence
-from headstart.scheduler.step import End, StepRecord
+from headstart.scheduler.step import End, SequenceRecord, StepRecord
 from headstart.types.report import Counters, SpeculatorReport
 from headstart.types.request import (
     Event,
@@ -78,20 +77,20 @@ class Counts:
 
     def read(self, record: StepRecord) -> None:
         """Count the step for each of its answers."""
-        plan = record.plan
-        for call in plan.calls:
-            for index, draft in zip(call.indices, call.drafts, strict=True):
-                sequence = plan.sequences[index]
+        for call in record.plan.calls:
+            for answer, draft in zip(call.answers, call.drafts, strict=True):
+                sequence = answer.sequence
                 counts = self._requests.get(sequence.number) or self._request(sequence)
                 stats = counts.by_speculator[call.speculator]
                 stats.num_calls += 1
                 stats.num_offered += len(draft.tokens) > 0
-        for index, sequence in plan.decoded:
-            if record.emitted[index]:
+        for result in record.results:
+            if result.emitted:
+                sequence = result.plan.sequence
                 counts = self._requests.get(sequence.number) or self._request(sequence)
                 counts.num_steps += 1
-                if index < plan.num_generating:
-                    self._count_step(record, index, sequence.policy, counts)
+                if not result.plan.is_prompt:
+                    _count_step(result, counts)
 
     def take(self, sequence: Sequence) -> RequestCounts:
         """Remove and return the counts of a request that has ended."""
@@ -107,31 +106,29 @@ class Counts:
             counts.by_speculator |= {name: SpeculationStats() for name in sequence.policy.types}
         return counts
 
-    def _count_step(
-        self, record: StepRecord, index: int, policy: Policy, counts: RequestCounts
-    ) -> None:
-        plan = record.plan
-        verified: list[str] = []
-        if length := plan.num_verified[index]:
-            num_accepted, start = record.num_accepted[index], 0
-            verified = plan.sources[index][:length]
-            parts = [(verified[0], length)]
-            if verified.count(verified[0]) < length:
-                parts = [(name, len(list(part))) for name, part in groupby(verified)]
-            for name, num_drafted in parts:
-                key = start, num_drafted, max(0, min(num_drafted, num_accepted - start))
-                of_speculator = counts.by_speculator[name].verified
-                of_speculator[key] = of_speculator.get(key, 0) + 1
-                start += num_drafted
-            key = 0, length, num_accepted
-            counts.drafts.verified[key] = counts.drafts.verified.get(key, 0) + 1
-        else:
-            reason = policy.reason or plan.reasons.get((index, ""))
-            reason = reason or plan.reason(index, policy.types[0])
-            counts.drafts.reasons[reason] += 1
-        for name in () if policy.reason else policy.types:
-            if name not in verified:
-                counts.by_speculator[name].reasons[plan.reason(index, name)] += 1
+
+def _count_step(result: SequenceRecord, counts: RequestCounts) -> None:
+    """Count a step of an answer: its draft, or why there was none."""
+    answer, policy = result.plan, result.plan.sequence.policy
+    verified = answer.sources[: answer.num_verified]
+    if length := len(verified):
+        num_accepted, start = result.num_accepted, 0
+        parts = [(verified[0], length)]
+        if verified.count(verified[0]) < length:
+            parts = [(name, len(list(part))) for name, part in groupby(verified)]
+        for name, num_drafted in parts:
+            key = start, num_drafted, max(0, min(num_drafted, num_accepted - start))
+            of_speculator = counts.by_speculator[name].verified
+            of_speculator[key] = of_speculator.get(key, 0) + 1
+            start += num_drafted
+        key = 0, length, num_accepted
+        counts.drafts.verified[key] = counts.drafts.verified.get(key, 0) + 1
+    else:
+        reason = policy.reason or answer.reason or answer.reason_of(policy.types[0])
+        counts.drafts.reasons[reason] += 1
+    for name in () if policy.reason else policy.types:
+        if name not in verified:
+            counts.by_speculator[name].reasons[answer.reason_of(name)] += 1
 
 
 class Events:
@@ -153,29 +150,42 @@ class Events:
     def read(self, record: StepRecord) -> None:
         """Queue events for new tokens, then those of requests that ended; sum up the times."""
         plan, counters, grown = record.plan, self._counters, list[Event]()
-        if record.num_rows:
+        if plan.num_rows:
             counters.num_decodes += 1
-            counters.busy_slots += len(plan.decoded)
+            counters.busy_slots += len(record.results)
             counters.padding_rows += plan.num_padding
             counters.draft_seconds += plan.drafted - plan.started
             counters.target_seconds += record.now - plan.drafted
             counters.other_seconds += record.finished - record.now
-        for index, sequence in plan.decoded:
-            if index >= plan.num_generating:
-                self._tell_prompt(record, index, sequence)
-            if record.emitted[index]:
-                grown.append(_tokens(record, index))
+        for result in record.results:
+            sequence, tokens = result.plan.sequence, result.emitted
+            if result.plan.is_prompt:
+                self._tell_prompt(result, record.now)
+            if tokens:
+                num_accepted = result.num_accepted
+                drafted = result.plan.sources[:num_accepted] if num_accepted else ()
+                event = TokenEvent(
+                    sequence.request.request_id,
+                    tokens,
+                    result.text,
+                    (*drafted, *("",) * (len(tokens) - num_accepted)),
+                    result.logprobs,
+                    _describe(record, result) if sequence.request.wants_provenance else None,
+                    result.plan.seq_id,
+                )
+                grown.append(event)
         self._events += grown
         for end in record.ended:
             self._events.append(self._end(end))
 
-    def _tell_prompt(self, record: StepRecord, index: int, sequence: Sequence) -> None:
+    def _tell_prompt(self, result: SequenceRecord, now: float) -> None:
+        plan, sequence = result.plan, result.plan.sequence
         request, first = sequence.request, sequence.first_token
-        if scores := record.scores.get(index):
-            self._events.append(PromptEvent(request.request_id, scores))
-        if request.wants_progress and (first is None or first == record.now):
-            num_processed = min(record.cache_lengths[index], sequence.num_prompt)
-            self._events.append(sequence.progress(record.now, num_processed))
+        if result.scores:
+            self._events.append(PromptEvent(request.request_id, result.scores))
+        if request.wants_progress and (first is None or first == now):
+            num_processed = min(plan.start + plan.num_rows, sequence.num_prompt)
+            self._events.append(sequence.progress(now, num_processed))
 
     def _end(self, end: End) -> Event:
         """The last event of a request; adds the request to the counters."""
@@ -202,40 +212,21 @@ class Events:
         return FinishEvent(request_id, ending.reason, stats, word, is_truncated)
 
 
-def _tokens(record: StepRecord, index: int) -> TokenEvent:
-    """The tokens that a sequence emitted."""
-    plan, tokens = record.plan, record.emitted[index]
-    sequence, num_accepted = plan.sequences[index], record.num_accepted[index]
-    drafted = plan.sources[index][:num_accepted] if num_accepted else ()
-    return TokenEvent(
-        sequence.request.request_id,
-        tokens,
-        record.texts[index],
-        (*drafted, *("",) * (len(tokens) - num_accepted)),
-        record.logprobs[index],
-        _describe(record, index, sequence) if sequence.request.wants_provenance else None,
-        record.seq_ids[index],
-    )
-
-
-def _describe(record: StepRecord, index: int, sequence: Sequence) -> VerifiedDraft:
+def _describe(record: StepRecord, result: SequenceRecord) -> VerifiedDraft:
     """What the step verified, for a request with `wants_provenance`."""
-    plan, draft, sources, chances = record.plan, list[int](), list[str](), list[float]()
-    if index < plan.num_generating:
-        length = plan.num_verified[index]
-        draft, sources = plan.drafts[index][:length], plan.sources[index][:length]
-        chances = plan.survivals[index][:length]
-    is_fixed = sequence.policy.is_fixed  # control is not used with fixed lengths
-    offers = [offer for offer in plan.offers if offer.index == index and not offer.after]
+    answer, length = result.plan, result.plan.num_verified
+    draft, chances = answer.draft[:length], answer.survival[:length]
+    is_fixed = answer.sequence.policy.is_fixed  # control is not used with fixed lengths
     return VerifiedDraft(
         tuple(map(int, draft)),
-        tuple(sources),
-        (None,) * len(draft) if is_fixed else tuple(map(float, chances)),
+        tuple(answer.sources[:length]),
+        (None,) * length if is_fixed else tuple(map(float, chances)),
         record.target_ms,
         record.draft_ms,
         # control's name for a speculator may have a suffix such as "+gap"
         tuple(
             (offer.draft.speculator.partition("+")[0], tuple(offer.draft.tokens[:32]))
-            for offer in offers
+            for offer in answer.offers
+            if not offer.after
         ),
     )

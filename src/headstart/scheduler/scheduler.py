@@ -28,7 +28,7 @@ from headstart.scheduler.prompt_store import PromptStore
 from headstart.scheduler.readers import Counts, Events
 from headstart.scheduler.sequence import Cells, Ending, Sequence
 from headstart.scheduler.slot_actions import SlotActions
-from headstart.scheduler.step import End, ReadRecord, StepPlan, StepRecord
+from headstart.scheduler.step import End, ReadRecord, SequencePlan, StepPlan, StepRecord
 from headstart.scheduler.turns import Turns
 from headstart.scheduler.warm_up import WarmUp
 from headstart.types import Batch, CacheKind, ContextFullError, Engine, Logits, Vocab
@@ -179,7 +179,7 @@ class Scheduler:
     def step(self) -> StepRecord:
         """Advance every running request by one decode; returns the record."""
         plan = self.plan()
-        while plan.batch.num_rows:
+        while plan.num_rows:
             try:
                 self.engine.launch(plan.batch)
                 break
@@ -192,7 +192,7 @@ class Scheduler:
         if plan.is_asynchronous or self.record is not None:  # or the last step was
             self.read()  # the last record, while the device computes this step
         plan.launched = self.clock()
-        if plan.batch.num_rows:
+        if plan.num_rows:
             try:
                 logits = self.engine.wait()
             except EngineError as error:
@@ -218,7 +218,6 @@ class Scheduler:
         self.read()
         for sequence in [*self.running]:
             self.detach(sequence, _CANCELLED)
-        self._batch.clear()
         self.record = self.commit(StepPlan(self._batch, self.clock()), _NO_LOGITS)
         self.read()
 
@@ -238,11 +237,12 @@ class Scheduler:
         if not self.waiting and len(self.running) < len(self.cells):  # nothing is being restored
             is_new = self._sets_aside and len(self.running) > num_running
             self.cache.offloading.go_on(is_new=is_new)
-        answers, plan.prompts = self.turns.choose(self.running)
-        plan.answer(answers)
-        if plan.prompts:
+        answers, prompts = self.turns.choose(self.running)
+        plan.answers = [SequencePlan(sequence) for sequence in answers]
+        if prompts:
+            plan.prompts = [SequencePlan(sequence, is_prompt=True) for sequence in prompts]
             most = self.engine.max_batch_tokens
-            plan.max_prompt_rows = self._order.limit(plan.prompts, self.running, self.config, most)
+            plan.max_prompt_rows = self._order.limit(prompts, self.running, self.config, most)
             if not all(sequence.is_scored for sequence in self.running):
                 plan.max_scored = MOST_SCORED // self.engine.vocab_size
         if answers:
@@ -251,15 +251,13 @@ class Scheduler:
                 self.cache.keep_states(plan, self.clock)
         plan.drafted = self.clock()
         batching.build(plan, self.engine, self._order)
-        if not plan.batch.num_rows:
+        if not plan.num_rows:
             self.turns.wait(WAIT_SECONDS)
         return plan
 
     def make_room(self, plan: StepPlan) -> None:
         """Free cells: drop padding, drafts, idle prefixes, then preempt a request."""
-        if plan.num_padding or any(plan.num_verified):
-            plan.shrink("context full")
-        elif not self.cache.offloading.evict():
+        if not plan.shrink("context full") and not self.cache.offloading.evict():
             preempted = choose_preempted(self.running)
             self.detach(preempted, _PREEMPTED if len(self.running) > 1 else CONTEXT_FULL)
         batching.build(plan, self.engine, self._order)
@@ -269,33 +267,28 @@ class Scheduler:
         log.error("decode failed: %s", error)
         if plan.num_padding:
             batching.unpad(self.engine)
-        for _, sequence in plan.decoded:
-            self.detach(sequence, failure(error))
+        for one in (*plan.answers, *plan.prompts):
+            if one.num_rows:
+                self.detach(one.sequence, failure(error))
+                one.num_rows = 0
         self.num_failed_decodes += plan.batch.media is None  # media fail alone
         if batching.mixes_states(plan.batch, self.engine):
             for sequence in reversed(self.running[:]):
                 self.detach(sequence, _LOST)
             for cells in self.cells:
                 self.cache.empty(cells)
-        plan.decoded, plan.num_rows, plan.num_padding = [], [0] * len(plan.num_rows), 0
-        plan.batch.clear()
+        plan.num_rows = plan.num_padding = 0
 
     def commit(self, plan: StepPlan, logits: Logits) -> StepRecord:
         """Write the results of the batch into a record, and end finished requests."""
-        record, attended = StepRecord(plan, self.clock()), 0
-        spans = zip(plan.sequences, plan.starts, plan.num_rows, strict=True)
-        for sequence, start, rows in spans:
-            record.seq_ids.append(-1 if sequence.cells is None else sequence.cells.seq_id)
-            record.cache_lengths.append(start + rows)
-            attended += rows * (start + rows // 2)
-        record.context = attended // max(1, record.num_rows)
-        if plan.batch.num_rows:
+        record = StepRecord(plan, self.clock())
+        if plan.num_rows:
             self.num_failed_decodes = 0
             if plan.num_padding:
                 batching.unpad(self.engine)
             if plan.max_prompt_rows or self._tenants.are_several:
                 self._order.count(plan, record.target_ms)
-        for sequence, ending in self._committer.commit(plan, logits, record):
+        for sequence, ending in self._committer.commit(record, logits):
             self.detach(sequence, ending)
         record.ended, self._ended = self._ended, []
         record.finished = self.clock()

@@ -23,106 +23,99 @@ RESTING = "resting: its drafts did not pay"
 class Offer:
     """Tokens that one speculator proposed for an answer, whether they are verified or not."""
 
-    index: int  # of the answer in the plan
     draft: Draft  # named as control knows the speculator here
     line: list[int]  # the token before the draft, then the draft's tokens
     after: list[int]  # draft tokens of other speculators that precede it
 
 
+@dataclass(slots=True, eq=False)
+class SequencePlan:
+    """What a step does for one sequence: an answer with its draft, or a prompt."""
+
+    sequence: Sequence
+    is_prompt: bool = False
+
+    # rows in the batch, set by `batching.build`
+    seq_id: int = -1  # of its cells
+    start: int = 0  # cached tokens before the decode
+    num_rows: int = 0  # 0: it is not decoded in this step
+    num_outputs: int = 0
+
+    limit: int = 0  # maximum draft tokens
+    draft: list[int] = field(default_factory=list)
+    # of each draft token: its speculator, and its probability of survival
+    sources: list[str] = field(default_factory=list)
+    survival: list[float] = field(default_factory=list)
+    num_verified: int = 0  # draft tokens, from the first
+    saved_ms: float = 0.0  # expected savings of the draft
+    reason: str = ""  # why there is no draft, or none is verified
+    reasons: dict[str, str] = field(default_factory=dict)  # by speculator, why none of its tokens
+    skipping_model: str = ""  # the draft model that skips the middle of this text
+    offers: list[Offer] = field(default_factory=list)
+
+    def take(self, draft: list[int], sources: list[str], survival: list[float]) -> None:
+        """Set the draft, replacing the one before."""
+        self.draft, self.sources, self.survival, self.reason = draft, sources, survival, ""
+
+    def miss(self, speculator: str, reason: str) -> None:
+        """Record why a speculator has no draft."""
+        self.reasons[speculator] = reason
+        if not self.draft:
+            self.reason = reason
+
+    def reason_of(self, speculator: str) -> str:
+        """Why no token of this speculator is verified."""
+        if self.limit > 0 and (own := self.reasons.get(speculator)):
+            return own
+        if self.limit <= 0 or self.draft:
+            return self.reason or OUTBID
+        return BELOW_BREAK_EVEN
+
+    def drop(self, reason: str) -> None:
+        """Verify no draft."""
+        self.reasons |= dict.fromkeys(self.sources, reason)
+        self.reason, self.num_verified = reason, 0
+
+
 @dataclass(slots=True)
 class StepPlan:
-    """What one step does. Columns have one entry per sequence, answers first.
-
-    Read only once its batch is launched.
-    """
+    """What one step does. Read only once its batch is launched."""
 
     batch: Batch
     started: float  # clock readings, seconds
-    sequences: list[Sequence] = field(default_factory=list)  # in the order of their rows
-    num_generating: int = 0  # answers among `sequences`; the others are prompts
-    prompts: list[Sequence] = field(default_factory=list)  # prompts that may be decoded now
-    num_rows: list[int] = field(default_factory=list)
-    num_outputs: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)  # cached tokens before the decode
+    answers: list[SequencePlan] = field(default_factory=list)  # in the order of their rows
+    prompts: list[SequencePlan] = field(default_factory=list)  # behind them, if they have rows
+    num_rows: int = 0  # of the batch, padding included
+    num_padding: int = 0  # rows without a token, because a wider step takes less time
     is_even: bool = False  # every answer gets as many rows as the longest; see `Step.is_even`
-    decoded: list[tuple[int, Sequence]] = field(default_factory=list)  # sequences that have rows
 
-    # by answer: maximum draft tokens; the current draft; the speculator of each of its tokens, and
-    # its probability of survival; how many tokens, from the first, are verified
-    limits: list[int] = field(default_factory=list)
-    drafts: list[list[int]] = field(default_factory=list)
-    sources: list[list[str]] = field(default_factory=list)
-    survivals: list[list[float]] = field(default_factory=list)
-    num_verified: list[int] = field(default_factory=list)
-    # (answer, speculator) -> why none of its tokens are verified; speculator "": why no draft
-    reasons: dict[tuple[int, str], str] = field(default_factory=dict)
-    skipping_models: dict[int, str] = field(default_factory=dict)  # answer -> model that skips text
-
-    offers: list[Offer] = field(default_factory=list)
+    shape: Step | None = None  # the step as control sees it; None: it is not asked
     calls: list[DraftCall] = field(default_factory=list)
     # by draft model, what it could do for each answer it may draft for
     model_slots: dict[str, list[ModelSlot]] = field(default_factory=dict)
     asking_ms: float = 0.0  # of asking text speculators, assigning rows, and learning
     copies_ms: list[float] = field(default_factory=list)  # of saving states before drafts
-    saved_ms: list[float] = field(default_factory=list)  # expected savings of each answer's draft
-    shape: Step | None = None  # the step as control sees it; None: it is not asked
 
     max_prompt_rows: int = 0
     max_scored: int = 2**30  # prompt rows whose log probabilities are reported
-    num_padding: int = 0  # rows without a token, because a wider step takes less time
     drafted: float = 0.0  # when the drafts were chosen
     launched: float = 0.0  # when the decode was running and the last record read
     is_asynchronous: bool = False  # whether the device computes in parallel
 
-    def answer(self, answers: list[Sequence]) -> None:
-        """Set the answers that generate, without drafts so far."""
-        num = len(answers)
-        self.sequences, self.num_generating = answers, num
-        # one empty list for all: entries are replaced, never changed
-        self.drafts, self.sources, self.survivals = [[]] * num, [[]] * num, [[]] * num
-        self.num_verified, self.limits = [0] * num, [0] * num
-
-    def take(self, index: int, draft: list[int], sources: list[str], survival: list[float]) -> None:
-        """Set the draft of an answer, replacing the one before."""
-        self.drafts[index], self.sources[index], self.survivals[index] = draft, sources, survival
-        self.reasons.pop((index, ""), None)
-
-    def miss(self, index: int, speculator: str, reason: str) -> None:
-        """Record why a speculator has no draft for an answer."""
-        self.reasons[index, speculator] = reason
-        if not self.drafts[index]:
-            self.reasons[index, ""] = reason
-
-    def reason(self, index: int, speculator: str) -> str:
-        """Why no token of this speculator is verified."""
-        if self.limits[index] > 0 and (own := self.reasons.get((index, speculator))):
-            return own
-        if self.limits[index] <= 0 or self.drafts[index]:
-            return self.reasons.get((index, ""), OUTBID)
-        return BELOW_BREAK_EVEN
-
-    def drop(self, index: int, reason: str) -> None:
-        """Verify no draft for this answer."""
-        for name in dict.fromkeys(self.sources[index]):
-            self.reasons[index, name] = reason
-        self.reasons[index, ""] = reason
-        self.num_verified[index] = 0
-
-    def drop_all(self, reason: str) -> None:
-        """Disable drafts in this step."""
-        for index in range(self.num_generating):
-            self.drop(index, reason)
-            self.limits[index] = 0
+    def drop_drafts(self, reason: str) -> None:
+        """Disable drafts and padding in this step."""
+        self.answers = [SequencePlan(one.sequence, reason=reason) for one in self.answers]
         self.num_padding, self.shape = 0, None
 
-    def shrink(self, reason: str) -> None:
-        """Save cells: drop the padding first, then all drafts."""
+    def shrink(self, reason: str) -> bool:
+        """Save cells: drop the padding first, then all drafts. Returns whether there were any."""
         if self.num_padding:
             self.num_padding = 0
-            return
-        for index, length in enumerate(self.num_verified):
-            if length:
-                self.drop(index, reason)
+            return True
+        drafting = [answer for answer in self.answers if answer.num_verified]
+        for answer in drafting:
+            answer.drop(reason)
+        return bool(drafting)
 
 
 @dataclass(slots=True)
@@ -135,40 +128,49 @@ class End:
     rest: bytes = b""  # text withheld because it could have begun a stop string
 
 
+@dataclass(slots=True, eq=False)
+class SequenceRecord:
+    """What a step did for one sequence."""
+
+    plan: SequencePlan
+    emitted: tuple[int, ...] = ()  # empty: prefill
+    num_accepted: int = 0
+    text: bytes = b""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    scores: tuple[TokenLogprob, ...] = ()  # of a prompt's tokens
+
+
 @dataclass(slots=True)
 class StepRecord:
-    """What one step did. Columns have one entry per sequence of the plan.
-
-    Written by `Scheduler.commit`, then immutable. It holds no logits.
-    """
+    """What one step did. Written by `Scheduler.commit`, then immutable. It holds no logits."""
 
     plan: StepPlan
     now: float  # when the logits had arrived
     finished: float = 0.0
-    emitted: list[tuple[int, ...]] = field(default_factory=list)  # empty: prefill
-    num_accepted: list[int] = field(default_factory=list)
-    texts: list[bytes] = field(default_factory=list)
-    logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
-    scores: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)  # by prompt's index
-    seq_ids: list[int] = field(default_factory=list)  # of the cells in use
-    cache_lengths: list[int] = field(default_factory=list)  # cached tokens after the decode
+    results: list[SequenceRecord] = field(default_factory=list)  # in the order of their rows
     context: int = 0  # mean number of tokens that a row attended to
     ended: list[End] = field(default_factory=list)
-    num_rows: int = field(init=False)  # of the batch, padding included
 
     def __post_init__(self) -> None:
-        self.num_rows = sum(self.plan.num_rows) + self.plan.num_padding
+        attended = 0
+        for one in (*self.plan.answers, *self.plan.prompts):
+            if one.num_rows:
+                self.results.append(SequenceRecord(one))
+                attended += one.num_rows * (one.start + one.num_rows // 2)
+        self.context = attended // max(1, self.plan.num_rows)
 
     @property
     def num_emitted(self) -> int:
-        return sum(map(len, self.emitted))
+        return sum([len(result.emitted) for result in self.results])
 
     @property
     def num_computed(self) -> int:
         """Rows that the decode computed."""
-        answers = self.plan.num_rows[: self.plan.num_generating]
-        spare = len(answers) * max(answers, default=0) - sum(answers)
-        return self.num_rows + spare * self.plan.is_even
+        plan, spare = self.plan, 0
+        if plan.is_even:
+            rows = [answer.num_rows for answer in plan.answers]
+            spare = len(rows) * max(rows, default=0) - sum(rows)
+        return plan.num_rows + spare
 
     @property
     def target_ms(self) -> float:
@@ -187,12 +189,12 @@ class StepRecord:
 
     @property
     def is_timing_reliable(self) -> bool:
-        """Whether `target_ms` is the decode's time: the device did not wait for readers of the last
-        record.
+        """Whether `target_ms` is the decode's time: it did not fail, and the device did not wait
+        for readers of the last record.
         """
-        plan = self.plan
-        waited = self.now - plan.launched
-        return not plan.is_asynchronous or waited > 0.05 * (self.now - plan.drafted)
+        plan, waited = self.plan, self.now - self.plan.launched
+        is_waited_for = not plan.is_asynchronous or waited > 0.05 * (self.now - plan.drafted)
+        return plan.num_rows > 0 and is_waited_for
 
 
 ReadRecord = Callable[[StepRecord], None]

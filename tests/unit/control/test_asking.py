@@ -86,10 +86,11 @@ def asked_together(
     """A text speculator was asked for these requests; what it drafted saves time."""
     num = len(numbers)
     plan = make_plan(replace(step, num_slots=num), numbers=numbers)
-    plan.num_verified, plan.sources, plan.saved_ms = [1] * num, [["text"]] * num, saved_ms
-    plan.calls = [DraftCall("text", list(range(num)), [], cost * num)]
+    for answer, saved in zip(plan.answers, saved_ms, strict=True):
+        answer.num_verified, answer.sources, answer.saved_ms = 1, ["text"], saved
+    plan.calls = [DraftCall("text", plan.answers, [], cost * num)]
     plan.asking_ms = cost * num + 0.02
-    controller.read(StepRecord(plan, 0.0, emitted=[()] * num))
+    controller.read(StepRecord(plan, 0.0))
 
 
 def learned(plain_ms: float) -> Controller:
@@ -102,9 +103,9 @@ def learned(plain_ms: float) -> Controller:
 
 def test_the_time_that_a_draft_saves_is_said_with_the_plan() -> None:
     controller = learned(10.0)
-    plan = assign_rows(controller, [SlotDraft([0.99, 0.98, 0.97])], STEP)
-    assert plan.num_verified == [3]
-    assert plan.saved_ms[0] == pytest.approx(2.94 * 10.0 - 3.0, rel=0.1)
+    (answer,) = assign_rows(controller, [SlotDraft([0.99, 0.98, 0.97])], STEP).answers
+    assert answer.num_verified == 3
+    assert answer.saved_ms == pytest.approx(2.94 * 10.0 - 3.0, rel=0.1)
 
 
 def test_a_model_that_does_not_pay_is_planned_for_in_every_fourth_step() -> None:

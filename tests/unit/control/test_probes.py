@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from benchmarks.lib.simulated_models import BothSimulation
-from benchmarks.lib.steps import decode, grant, model_call, ran
+from benchmarks.lib.steps import decode, grant, make_plan, model_call, ran
 
 from headstart.control import Allowance, Controller, ModelSlot, Step
 from headstart.control.probes import CREDIT, Probes
 from headstart.control.state import StateFile
 from headstart.control.values import MOST_TRIALS, TRIAL_SHARE, with_gap
+from headstart.scheduler.step import StepRecord
 
 STEP = Step(1, 1, 1000)
 PLAIN_MS, ROUND_MS, READ_MS = 50.0, 5.0, 0.5
@@ -229,6 +230,18 @@ def test_a_model_that_fails_again_and_again_costs_a_small_share_of_the_time(
                     break
         controller.end(number, 100)
     assert spent <= (3 * TRIAL_SHARE * num_steps + 2 * CREDIT + 3 * 20.0) * PLAIN_MS
+
+
+def test_a_decode_that_failed_earns_a_model_nothing() -> None:
+    """All requests of the batch ended with it, so none has results."""
+    controller, plan = make_controller(), make_plan(STEP)
+    (answer,) = plan.answers
+    call = model_call([Allowance(4)], [[0.9] * 4], ROUND_MS)
+    plan.calls = [replace(call, answers=plan.answers)]
+    answer.take([0] * 4, ["model"] * 4, [0.9] * 4)
+    answer.num_verified = 4
+    controller.read(StepRecord(plan, 0.0))
+    assert controller.describe()["draft_models"]["model"]["balance"] < CREDIT
 
 
 def test_what_is_read_for_a_request_may_be_earned_back_until_its_end() -> None:

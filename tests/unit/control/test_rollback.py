@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.lib.steps import SlotDraft, assign_rows
+from benchmarks.lib.steps import SlotDraft, assign_rows, lengths
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +28,7 @@ def controller(copy_ms: float | None, row_ms: float = 0.5) -> Controller:
 def length(control: Controller, survival: list[float], num_steps: int = 30) -> int:
     """Draft tokens that are verified once control has settled."""
     for _ in range(num_steps):
-        (given_length,) = assign_rows(control, [SlotDraft(survival)], STEP).num_verified
+        (given_length,) = lengths(assign_rows(control, [SlotDraft(survival)], STEP))
     return given_length
 
 
@@ -49,9 +49,7 @@ def test_a_copy_that_takes_longer_than_steps_switches_drafts_off() -> None:
 
 def test_drafts_set_by_hand_are_left_alone() -> None:
     control = controller(1000.0)
-    assert list(
-        assign_rows(control, [SlotDraft([0.1, 0.1], is_fixed=True)], STEP).num_verified
-    ) == [2]
+    assert lengths(assign_rows(control, [SlotDraft([0.1, 0.1], is_fixed=True)], STEP)) == [2]
 
 
 @given(st.lists(st.floats(-5, 1), min_size=1, max_size=12))

@@ -58,12 +58,12 @@ def test_a_token_never_seen_changes_nothing() -> None:
 
 def test_a_draft_told_bit_by_bit_teaches_each_token_once() -> None:
     tokens, calibration = [9, 1, 2, 3, 4, 5], Calibration()
-    offer = Offer(0, Draft(tokens[1:], [4.0] * 5, "text"), tokens, [])
+    offer = Offer(Draft(tokens[1:], [4.0] * 5, "text"), tokens, [])
     for emitted in ((1, 2), (3,), (4, 8)):  # the fifth token was wrong
         plan = make_plan(Step(1, 1, 0))
-        plan.offers = [offer] * (emitted == (1, 2))
+        plan.answers[0].offers = [offer] * (emitted == (1, 2))
         record = make_record(plan)
-        record.emitted = [emitted]
+        record.results[0].emitted = emitted
         calibration.read(record)
     assert calibration.describe()["text"]["labels"] == pytest.approx(5.0, rel=0.01)
     odds = calibration._tokens[""]["text"]

@@ -7,7 +7,7 @@ import random
 import pytest
 from benchmarks.lib.simulated_slots import Simulation
 from benchmarks.lib.simulated_texts import TILED_CURVES
-from benchmarks.lib.steps import SlotDraft, assign_rows, decode
+from benchmarks.lib.steps import SlotDraft, assign_rows, decode, lengths
 
 from headstart.control import Controller, Step
 from headstart.control.cost import EACH, CostTable, Sample
@@ -49,7 +49,7 @@ def test_nothing_is_added_where_rows_cannot_be_or_do_not_fit() -> None:
 
 
 def rows_of(batch: StepPlan) -> tuple[list[int], int]:
-    return list(batch.num_verified), batch.num_padding
+    return lengths(batch), batch.num_padding
 
 
 def test_draft_tokens_that_come_for_nothing_are_taken_before_padding() -> None:

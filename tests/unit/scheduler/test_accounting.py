@@ -130,7 +130,8 @@ class Stingy(Controller):
         self._length = length
 
     def assign_rows(self, plan: StepPlan) -> None:
-        plan.num_verified = [min(self._length, len(survival)) for survival in plan.survivals]
+        for answer in plan.answers:
+            answer.num_verified = min(self._length, len(answer.draft))
 
 
 def test_what_is_cut_to_nothing_is_below_break_even_and_so_is_what_was_worth_less() -> None:

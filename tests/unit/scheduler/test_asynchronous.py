@@ -295,10 +295,10 @@ def test_the_last_token_of_a_cached_prompt_is_a_row_like_any_other(prompt: list[
     assert watching.began == []  # it wanted its prompt in the cache
     scheduler.submit(replace(LONG, prompt=prompt))
     step = scheduler.step()
-    assert step.plan.num_rows == step.plan.num_outputs == [1]
+    assert [(one.plan.num_rows, one.plan.num_outputs) for one in step.results] == [(1, 1)]
     assert step.num_emitted == 1
     step = scheduler.step()
-    assert step.plan.num_rows == step.plan.num_outputs == [3]
+    assert [(one.plan.num_rows, one.plan.num_outputs) for one in step.results] == [(3, 3)]
 
 
 def test_with_no_drafts_allowed_each_step_but_the_first_says_so() -> None:

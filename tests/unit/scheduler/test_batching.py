@@ -25,7 +25,7 @@ from headstart.sampling.sampler import Sampler
 from headstart.scheduler.batching import limit_drafts, prompt_rows
 from headstart.scheduler.policy import make_policy
 from headstart.scheduler.sequence import Cells
-from headstart.scheduler.step import StepPlan
+from headstart.scheduler.step import SequencePlan, StepPlan
 from headstart.testing import FakeEngine, LetterVocab
 from headstart.types import Batch, CacheKind
 from headstart.types.errors import EngineError
@@ -48,13 +48,13 @@ def test_without_tiles_or_smaller_than_one_every_chunk_is_kept(others: int, want
 
 def limit(num_tokens: int, max_tokens: int, engine: FakeEngine, num_slots: int) -> tuple[int, str]:
     request = Request(request_id="a", prompt=[1] * num_tokens, max_tokens=max_tokens)
-    plan, policy = StepPlan(Batch(1), 0.0), make_policy(SpeculativeParams(), AUTO, ["text"], "")
+    policy = make_policy(SpeculativeParams(), AUTO, ["text"], "")
     sequence = sequence_of(request, cells=Cells(0), policy=policy)
     sequence.begin(engine, LetterVocab())
-    plan.answer([sequence])
-    may_draft = limit_drafts(plan, engine, num_slots)
-    assert may_draft == [0] * (plan.limits[0] > 0)
-    return plan.limits[0], plan.reasons.get((0, ""), "")
+    answer = SequencePlan(sequence)
+    may_draft = limit_drafts(StepPlan(Batch(1), 0.0, [answer]), engine, num_slots)
+    assert may_draft == [answer] * (answer.limit > 0)
+    return answer.limit, answer.reason
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from headstart.scheduler.admission import Tenants
 from headstart.scheduler.batching import prompt_rows
 from headstart.scheduler.prompt_order import PromptOrder
 from headstart.scheduler.sequence import Cells, Sequence
-from headstart.scheduler.step import StepPlan
+from headstart.scheduler.step import SequencePlan, StepPlan
 from headstart.structures.tenants import namespace_of_key
 from headstart.types import Batch
 from headstart.types.request import Request
@@ -49,15 +49,33 @@ def waiting(*lengths: int, tenant: str = "") -> list[Sequence]:
     ]
 
 
+def planned(
+    *prompts: tuple[Sequence, int], max_rows: int, answers: tuple[Sequence, ...] = ()
+) -> StepPlan:
+    """A step with so many rows of each prompt, and one of each answer."""
+    plan = StepPlan(Batch(1), 0.0, max_prompt_rows=max_rows)
+    plan.answers = [SequencePlan(sequence, num_rows=1) for sequence in answers]
+    plan.prompts = [SequencePlan(one, is_prompt=True, num_rows=rows) for one, rows in prompts]
+    plan.num_rows = sum(one.num_rows for one in (*plan.answers, *plan.prompts))
+    return plan
+
+
+def read_alone(order: PromptOrder, num_rows: int, max_rows: int, milliseconds: float) -> None:
+    """A step with so many rows of another tenant's prompt."""
+    (prompt,) = waiting(num_rows, tenant="other")
+    order.share([prompt], num_rows, [])
+    order.count(planned((prompt, num_rows), max_rows=max_rows), milliseconds)
+
+
 def step(order: PromptOrder, reading: list[Sequence], num_rows: int) -> list[int]:
     """One step; those that are read leave the list."""
     shares = order.share(reading, num_rows, [])
-    plan = StepPlan(Batch(1), 0.0, list(reading), num_rows=shares, max_prompt_rows=num_rows)
-    plan.decoded = [(i, plan.sequences[i]) for i, rows in enumerate(shares) if rows]
+    plan = planned(*zip(reading, shares, strict=True), max_rows=num_rows)
     order.count(plan, float(sum(shares)))
-    for index, sequence in plan.decoded:
+    for prompt in plan.prompts:
+        sequence = prompt.sequence
         assert sequence.cells is not None
-        sequence.cells.length += shares[index]
+        sequence.cells.length += prompt.num_rows
         if not sequence.num_pending:
             reading.remove(sequence)
     return shares
@@ -178,15 +196,14 @@ def test_a_tenant_whose_prompts_are_read_does_not_wait() -> None:
     while first:
         step(order, first, 64)
     (other,) = waiting(300, tenant="b")
-    answer = StepPlan(Batch(1), 0.0, [other], 1, num_rows=[1], decoded=[(0, other)])
-    order.count(answer, 2000.0)
+    order.count(planned(max_rows=0, answers=(other,)), 2000.0)
     reading = [*waiting(300, tenant="a"), other]  # the first had more
     assert order.share(reading, 64, []) == [0, 64]
 
 
 def test_the_rest_of_a_prompt_does_not_limit_the_steps_of_a_tenant_that_is_alone() -> None:
     order, reading = PromptOrder(64, Tenants({})), waiting(65)
-    order.count(StepPlan(Batch(1), 0.0, max_prompt_rows=512, num_rows=[512]), 1.0)
+    read_alone(order, 512, 512, 1.0)
     assert order.limit(reading, reading, SchedulerConfig(), 2048) == 1024
 
 
@@ -196,11 +213,9 @@ def test_what_the_answers_of_a_tenant_took_counts_too() -> None:
         tenants.add(tenant)
     reading = [*waiting(300, tenant="a"), *waiting(300, tenant="b")]
     for num_answers in range(2):
-        order, plan = PromptOrder(64, tenants), StepPlan(Batch(1), 0.0, num_rows=[1])
-        plan.decoded = [(0, reading[0])] * num_answers
-        plan.num_generating = 1
-        order.count(plan, 20.0)
-        order.count(StepPlan(Batch(1), 0.0, max_prompt_rows=64, num_rows=[64]), 64.0)
+        order = PromptOrder(64, tenants)
+        read_alone(order, 64, 64, 64.0)
+        order.count(planned(max_rows=0, answers=(reading[0],) * num_answers), 20.0)
         assert order.share(reading, 64, []) == [[64, 0], [0, 64]][num_answers]
 
 
@@ -248,8 +263,7 @@ def read_beside_answers(
         wanted = order.num_rows(64, 2048, 100.0)
         rows = min(prompt_rows(num_answers, wanted, 64), length - known)
         milliseconds = 5.0 + rows * (row_ms + attention_ms * known)
-        plan = StepPlan(Batch(1), 0.0, max_prompt_rows=wanted, num_rows=[rows])
-        order.count(plan, milliseconds)
+        read_alone(order, rows, wanted, milliseconds)
         steps.append((rows, milliseconds))
         known += rows
     return steps
@@ -272,11 +286,11 @@ def test_a_fast_machine_reads_more_at_once_and_a_slow_one_what_it_must() -> None
 def test_rows_of_prompts_keep_their_bounds() -> None:
     order = PromptOrder(64, Tenants({}))
     assert order.num_rows(64, 32, 100.0) == 32
-    order.count(StepPlan(Batch(1), 0.0, max_prompt_rows=64, num_rows=[64]), 0.1)
+    read_alone(order, 64, 64, 0.1)
     assert order.num_rows(64, 100, 100.0) == 100
     assert order.num_rows(64, 2048, 0.0) == 64
     # the short rest of a prompt says nothing about a row
-    order.count(StepPlan(Batch(1), 0.0, max_prompt_rows=64, num_rows=[3]), 90.0)
+    read_alone(order, 3, 64, 90.0)
     assert order.num_rows(64, 2048, 100.0) == 128
 
 
@@ -336,7 +350,7 @@ def test_prompts_are_scored_a_few_rows_a_step_while_others_wait(
     for others, most in (([], 128), ([endless([1, 2], 300, "other")], 5)):
         scheduler = make_scheduler(Model(2, context_size=1024), parallel=2)
         rows = list[int]()
-        scheduler.readers.append(lambda r, rows=rows: rows.extend(map(len, r.scores.values())))
+        scheduler.readers.append(lambda r, rows=rows: rows.extend(len(o.scores) for o in r.results))
         run(scheduler, [*others, scored])
         assert most // 2 < max(rows) <= most
         assert sum(rows) == 399
@@ -360,8 +374,8 @@ def test_scores_take_no_rows_from_other_prompts_and_wait_for_none(
             lambda record, steps=steps: steps.append(
                 Counter(
                     {
-                        one.request.request_id: record.plan.num_rows[index]
-                        for index, one in record.plan.decoded
+                        one.plan.sequence.request.request_id: one.plan.num_rows
+                        for one in record.results
                     }
                 )
             )

@@ -49,9 +49,10 @@ class TextRecorder:
 
     def read(self, record: StepRecord) -> None:
         """Add the tokens of a step, and hand over the texts that are complete."""
-        for index, sequence in record.plan.decoded:
-            if record.emitted[index] and self._may_store(sequence):
-                self._answers.setdefault(sequence.number, []).extend(record.emitted[index])
+        for result in record.results:
+            sequence = result.plan.sequence
+            if result.emitted and self._may_store(sequence):
+                self._answers.setdefault(sequence.number, []).extend(result.emitted)
         for end in record.ended:
             answer = self._answers.pop(end.sequence.number, None)
             if answer is not None and _is_whole(end):

@@ -36,7 +36,8 @@ class RandomController(Controller):
 
     def assign_rows(self, plan: StepPlan) -> None:
         assert plan.shape is not None
-        plan.num_verified = [int(self._random.integers(0, len(s) + 1)) for s in plan.survivals]
+        for answer in plan.answers:
+            answer.num_verified = int(self._random.integers(0, len(answer.draft) + 1))
         plan.num_padding = int(self._random.integers(0, 4)) if plan.shape.can_pad else 0
 
     def grant(self, plan: StepPlan) -> dict[str, list[Allowance]]:
