@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.app.hub_files import (
+    all_parts,
     choose_drafter,
     is_model,
     parse_reference,
@@ -201,7 +202,7 @@ class Hub:
         if first is None:
             raise ModelError(f"{name} is not in the cache {self.cache}")
         folder = self.folder(parse_reference(name)[0])
-        for file in split_parts([path.name for path in first.parent.iterdir()], first.name):
+        for file in all_parts(first.name):  # some may never have come
             path = first.parent / file
             blob = path.resolve()
             for link in list((folder / "snapshots").rglob(path.name)):

@@ -79,16 +79,25 @@ def choose_drafter(
     return None
 
 
-def split_parts(paths: Sequence[str], path: str) -> list[str]:
-    """All parts of the split model that `path` belongs to, in order; of another, itself."""
+def all_parts(path: str) -> list[str]:
+    """The parts of the split model that `path` belongs to, in order; of another, itself."""
     match = _SPLIT.fullmatch(path)
     if match is None:
         return [path]
     count = int(match["count"])
-    parts = [f"{match['prefix']}-{index:05d}-of-{count:05d}.gguf" for index in range(1, count + 1)]
+    return [f"{match['prefix']}-{index:05d}-of-{count:05d}.gguf" for index in range(1, count + 1)]
+
+
+def split_parts(paths: Sequence[str], path: str) -> list[str]:
+    """As `all_parts`.
+
+    Raises:
+        ModelError: one is not among `paths`.
+    """
+    parts = all_parts(path)
     missing = [part for part in parts if part not in paths]
     if missing:
-        raise ModelError(f"{path} is one of {count} parts, but {missing[0]} is missing")
+        raise ModelError(f"{path} is one of {len(parts)} parts, but {missing[0]} is missing")
     return parts
 
 

@@ -371,10 +371,14 @@ def test_a_request_waits_for_its_prompt_and_leaves_slots_to_others(
     assert run(scheduler)["c1.1"].stats.num_cached == 100
 
 
-def test_the_cache_command_removes_files_of_other_versions_too(tmp_path: Path, capsys) -> None:
+def test_the_cache_command_removes_prompts_of_all_versions_and_nothing_else(
+    tmp_path: Path, capsys
+) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model/old.prompt").write_bytes(b"HSPROMP1")
-    for word in ("list", "clear"):
+    (tmp_path / "model/dropped.prompt").symlink_to("nowhere")  # by a server, after it was listed
+    (tmp_path / "of another program").mkdir()
+    for word, says in (("list", "0 prompts"), ("clear", "0 prompts"), ("list", "holds no prompts")):
         assert main(["cache", word, "--cache-disk-path", str(tmp_path)]) == 0
-    assert "0 prompts" in capsys.readouterr().out
-    assert not (tmp_path / "model").exists()
+        assert says in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["of another program"]

@@ -21,19 +21,23 @@ def run(resolved: Resolved, words: list[str]) -> int:
     from headstart.structures.prompt_files import SUFFIX, PromptIndex, StoredFile
 
     folder = prompts_folder(resolved.config().scheduler)
-    for model in sorted(folder.glob("*/")):
-        files = list(model.glob(f"*{SUFFIX}"))
-        stats = [file.stat() for file in files]
-        size = sum(one.st_size for one in stats) / 2**20
-        index = PromptIndex()
+    found = {model: list(model.glob(f"*{SUFFIX}")) for model in sorted(folder.glob("*/"))}
+    if not any(found.values()):
+        print(f"{folder} holds no prompts")
+    for model, files in found.items():
+        if not files:  # perhaps another program's folder
+            continue
+        index, size, used = PromptIndex(), 0.0, 0.0
         for file in files:
-            with suppress(ValueError):  # another version's, which no server reads
+            with suppress(FileNotFoundError, ValueError):  # dropped just now; another version's
+                status = file.stat()
+                size, used = size + status.st_size / 2**20, max(used, status.st_mtime)
                 index.add(StoredFile.of(file, 0))
         count = index.num_texts
-        if words == ["list"] and files:
-            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(s.st_mtime for s in stats)))
-            print(f"{count:6} prompts {size:9.1f} MiB  last used {used}  {model.name}")
-        if words == ["clear"]:
+        if words == ["list"]:
+            last = time.strftime("%Y-%m-%d %H:%M", time.localtime(used))
+            print(f"{count:6} prompts {size:9.1f} MiB  last used {last}  {model.name}")
+        else:
             for file in files:
                 file.unlink(missing_ok=True)
             with suppress(OSError):  # a server writes there

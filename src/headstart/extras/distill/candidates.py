@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,10 +104,16 @@ class Candidates:
         return {"vocab": lambda: self.target.vocab, "vocabulary_id": lambda: None}
 
 
-def draft_files(config: Config, named: Sequence[str], draft: Path | None) -> Iterator[Path]:
-    """The draft models to compare, each once."""
-    paths = [*([] if draft is None else [draft]), *map(Path, named)]
-    for path in dict.fromkeys(paths):
+def draft_files(config: Config, named: Sequence[str], draft: Path | None) -> list[Path]:
+    """The draft models to compare, each once; the report calls them by their files' names.
+
+    Raises:
+        ConfigError: a file is missing, or two have one name.
+    """
+    found: dict[str, Path] = {}
+    for path in [*([] if draft is None else [draft]), *map(Path, named)]:
         if not path.is_file():
             raise ConfigError(f"--drafts names {path}, which is no file")
-        yield path
+        if not path.samefile(other := found.setdefault(path.stem, path)):
+            raise ConfigError(f"{path} and {other} have one name in the report; rename one")
+    return list(found.values())

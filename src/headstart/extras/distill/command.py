@@ -146,7 +146,7 @@ class _Work:
         self.output = Path(options.output)
         self.candidate = self.output.with_suffix(".candidate.gguf")
         self.target, self.base = models.target, models.draft
-        self.drafts = list(draft_files(config, listed(options.drafts), models.draft))
+        self.drafts = draft_files(config, listed(options.drafts), models.draft)
         texts = read_texts(folder, ModelId.of(models.target).digest, tenants)
         self.earlier, self.later = split(texts)
         self.candidates: Candidates = Candidates.of(config, models.target)

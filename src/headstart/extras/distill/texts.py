@@ -242,7 +242,8 @@ def note_drafter(folder: Path, path: Path, base: Path, texts: Sequence[RecordedT
 def read_texts(
     folder: Path, model: str, tenants: Collection[str] | None = None
 ) -> list[RecordedText]:
-    """The texts of a target, the oldest first; each once, without loops, by conversation.
+    """The texts of a target, the oldest first; each once, by conversation. Loops and answers of one
+    token are left out.
 
     A prompt that begins with a whole earlier prompt of the same tenant continues it.
 
@@ -261,7 +262,9 @@ def read_texts(
             if text.model == model and (tenants is None or text.tenant in tenants):
                 key = (text.tenant, _bytes(text.prompt), _bytes(text.answer))
                 texts.setdefault(key, text)
-    kept = [one for one in texts.values() if num_looping(one.answer) <= 0.5 * len(one.answer)]
+    # the first token of an answer comes with the prompt: no draft is for it
+    longer = [one for one in texts.values() if len(one.answer) > 1]
+    kept = [one for one in longer if num_looping(one.answer) <= 0.5 * len(one.answer)]
     if not kept:
         raise ConfigError(
             f"--texts {folder} has no text of this model; start headstart serve with the same "

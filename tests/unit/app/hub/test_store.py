@@ -52,6 +52,16 @@ def test_a_download_tells_how_far_it_is_and_a_removed_model_is_gone(
         store.remove(NAME)
 
 
+def test_a_model_whose_download_was_interrupted_can_be_removed(store: Hub, hub: FakeHub) -> None:
+    download(store, "org/model:Q8_0")
+    (second,) = store.folder("org/model").rglob(PARTS[1])
+    second.resolve().unlink()
+    second.unlink()
+    assert list(store.cached_models()) == ["org/model:Q8_0"]
+    store.remove("org/model:Q8_0")
+    assert not store.folder("org/model").exists()
+
+
 def test_what_drafts_or_sees_for_a_model_comes_and_goes_with_it(store: Hub, hub: FakeHub) -> None:
     found = ["mmproj-F16.gguf", "model-F16.gguf", "mtp-model-F16.gguf"]
     hub.add("org/model", *found, "mmproj-F32.gguf", "eagle3-model-F16.gguf")
