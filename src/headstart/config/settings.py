@@ -126,8 +126,9 @@ class SchedulerConfig:
     cache_ram: int = option(
         8192,
         "maximum MiB of main memory for prompts that are moved out of the cache, and never more "
-        "than half of the free memory; 0: none",
+        "than half of the free memory, for which -1 stands; 0: none",
         least=0,
+        words={"-1": 1 << 30},
     )
     cache_disk: int | None = option(
         None,

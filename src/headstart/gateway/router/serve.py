@@ -133,6 +133,8 @@ def read_estimate(preset: ModelPreset, facts: dict[str, Any]) -> Estimate:
     given = [one for one in preset.arguments if one.startswith(CACHE_RAM)]
     if given:
         cache_ram = int(given[-1].removeprefix(CACHE_RAM))
+        if cache_ram < 0:
+            cache_ram = (usable.get(MAIN, 0) >> 20) // 2
     else:  # an eighth of main memory, at most the default of `headstart serve`, in MiB
         cache_ram = min(8192, (usable.get(MAIN, 0) >> 20) // 8)
         arguments.append(f"{CACHE_RAM}{cache_ram}")

@@ -82,6 +82,7 @@ def test_nothing_given_is_the_default_config() -> None:
         (["-np", "-1"], "scheduler", "parallel", 4),
         (["-t", "-1"], "engine", "threads", None),
         (["-t", "0"], "engine", "threads", None),
+        (["-cram", "-1"], "scheduler", "cache_ram", 2**30),  # half of what is free is less
         (["-tb", "-1"], "engine", "threads_batch", None),
         (["-td", "-1"], "draft_engine", "draft_threads", None),
         (["--spec-draft-threads-batch", "3"], "draft_engine", "draft_threads_batch", 3),

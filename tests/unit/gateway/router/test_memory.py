@@ -103,6 +103,8 @@ def test_main_memory_has_the_prompts_and_the_processes_as_well() -> None:
     found = read_estimate(own, facts(main=100))
     assert found.needs == {MAIN: 150 * MIB + PROCESS_BYTES}
     assert not any(one.startswith("--cache-ram") for one in found.arguments)
+    half = ModelPreset(name="a", source="preset", arguments=("--cache-ram=-1",))
+    assert read_estimate(half, facts(main=100)).needs == {MAIN: 8100 * MIB + PROCESS_BYTES}
 
 
 def test_a_mapped_model_larger_than_memory_takes_all_of_it() -> None:
