@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
 from headstart.app.cli.settings import Setting, Value, all_settings, closest
-from headstart.config import Config
+from headstart.config import Config, check_ranges
 from headstart.types.errors import ConfigError
 
 T = TypeVar("T")
@@ -54,10 +54,12 @@ class Resolved:
         """A command's own options: the settings that belong to no part of `Config`.
 
         Raises:
-            ConfigError: values that cannot work together.
+            ConfigError: a value out of its range, or values that cannot work together.
         """
         own = [setting.name for setting in self.settings if not setting.part]
-        return make(**{name: self.values[name] for name in own})
+        options = make(**{name: self.values[name] for name in own})
+        check_ranges(options)
+        return options
 
     def in_force(self) -> list[dict[str, Value]]:
         """Name, value and origin of every setting, JSON-ready; secrets are masked."""

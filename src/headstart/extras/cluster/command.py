@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 from headstart.app.cli.command import Command
@@ -46,7 +45,6 @@ class ClusterOptions(RoutingOptions):
     )
 
     def __post_init__(self) -> None:
-        RoutingOptions.__post_init__(self)
         if self.max_replicas < self.min_replicas:
             raise ConfigError(
                 f"--max-replicas is {self.max_replicas} but --min-replicas is {self.min_replicas}; "
@@ -62,13 +60,14 @@ def run(resolved: Resolved, words: list[str]) -> int:
     if at:
         word, own = words[0], "flags of headstart serve"
         raise ConfigError(f"unexpected argument {word!r}; {own} come after {OF_REPLICAS}")
-    options, server, arguments = resolved.own(ClusterOptions), resolved.config().server, words[1:]
+    options, config, arguments = resolved.own(ClusterOptions), resolved.config(), words[1:]
     find_command("serve").read(arguments)[0].config()  # raises for wrong ones
 
+    from headstart.config.logs import start_logging
     from headstart.extras.cluster import deploy
 
-    logging.basicConfig(level=server.log_level.upper())
-    deploy.run(options, server, arguments, _announce)
+    start_logging(config)
+    deploy.run(options, config.server, arguments, _announce)
     return 0
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from headstart.app.cli.command import Command
 from headstart.app.cli.resolve import Resolved
-from headstart.config import check_ranges, option
+from headstart.config import option
 from headstart.types.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,9 +41,6 @@ class RpcWorkerOptions:
     cache: str | None = option(
         None, "folder for weights, so that they are not sent again at the next start"
     )
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
 
 def run(resolved: Resolved, words: list[str]) -> int:

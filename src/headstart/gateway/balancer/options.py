@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from headstart.config import check_ranges, option
+from headstart.config import option
 from headstart.types.errors import ConfigError
 
 # of `ServerConfig`; the others are about a model
@@ -32,9 +32,6 @@ class RoutingOptions:
         1.0, "seconds between two looks at the servers' state", least=0.01
     )
 
-    def __post_init__(self) -> None:
-        check_ranges(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalancerOptions(RoutingOptions):
@@ -58,7 +55,6 @@ class BalancerOptions(RoutingOptions):
     )
 
     def __post_init__(self) -> None:
-        RoutingOptions.__post_init__(self)
         self.urls()
 
     def urls(self) -> list[str]:

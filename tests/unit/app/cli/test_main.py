@@ -95,6 +95,17 @@ def test_every_command_has_a_help_page(command: str, capsys: pytest.CaptureFixtu
     assert f"Usage: headstart {command}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_value_out_of_its_range_is_refused_by_every_command(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for setting in cli_main.find_command(command).settings():
+        if not setting.part and setting.option.least is not None:
+            flag = f"{setting.flag}={setting.kind(setting.option.least - 1)}"
+            assert main([command, flag]) == 1
+            assert f"{setting.flag} is" in capsys.readouterr().err
+
+
 def test_version_names_ours_and_libllamas(
     assemble: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
