@@ -119,6 +119,7 @@ def test_measure_compares_copies_and_draft_models_without_training_libraries(
     assert arms["demo-draft"]["acceptance_length"] > 1.2
     at = arms["demo-draft"]["accepted_at"]
     assert 1.0 > at["1"] > at["2"] > at["4"] > at["8"] > 0.0
+    assert not arms["suffix, demo-draft"]["accepted_at"], "neither one's shares are of both"
     assert state.exists()  # the warm-up is not needed again
 
 

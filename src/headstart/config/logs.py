@@ -44,7 +44,7 @@ def start_logging(config: Config) -> None:
     handlers[0].setFormatter(_formatter(log, has_colors=has_colors))
     if log.log_file:
         try:
-            handlers.append(logging.FileHandler(log.log_file, encoding="utf-8"))
+            handlers.append(_LogFile(log.log_file, encoding="utf-8"))
         except OSError as error:
             raise ConfigError(
                 f"--log-file {log.log_file} cannot be written: {error.strerror}; name another file"
@@ -66,6 +66,17 @@ def _formatter(config: LogConfig, *, has_colors: bool) -> logging.Formatter:
     ]
     text = " ".join(filter(None, parts))
     return _Colored(text) if has_colors else logging.Formatter(text)
+
+
+class _LogFile(logging.FileHandler):
+    """Says once that it cannot be written, for instance because the disk is full."""
+
+    has_failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not self.has_failed:
+            self.has_failed = True
+            print(f"--log-file {self.baseFilename}: {sys.exception()}", file=sys.stderr)
 
 
 class _Colored(logging.Formatter):

@@ -241,7 +241,10 @@ def _once_per_percent(send: Callable[[Message], None]) -> Callable[[float], None
         nonlocal told
         if share >= told + 0.01:
             told = share
-            send(Message(loaded=share))
+            try:
+                send(Message(loaded=share))
+            except (BrokenPipeError, ConnectionResetError):
+                os._exit(0)  # the server is gone, and libllama, which calls this, cannot raise
 
     return tell
 

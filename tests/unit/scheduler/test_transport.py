@@ -16,8 +16,9 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -27,6 +28,7 @@ from typing import NoReturn
 import pytest
 from tests.harness import Model, make_scheduler, run
 
+from headstart.structures.progress import loading
 from headstart.structures.system import widen_pipe
 from headstart.types.errors import ConfigError
 from headstart.types.media import MediaQuestion
@@ -61,6 +63,12 @@ def tell_interval() -> NoReturn:
 
 def tell_tunables() -> NoReturn:
     raise ConfigError(os.environ.get("GLIBC_TUNABLES", "none"))
+
+
+def load() -> NoReturn:
+    with suppress(OSError):  # libllama cannot raise
+        loading.get()(0.5)
+    os._exit(7)
 
 
 def hang(seconds: float = 0.1) -> NoReturn:
@@ -146,12 +154,15 @@ async def test_an_engine_that_failed_is_gone_when_its_end_is_told_whatever_its_t
 
 
 @pytest.mark.skipif(not hasattr(fcntl, "F_GETPIPE_SZ"), reason="only Linux tells")
-def test_an_engine_that_fails_after_its_server_ended_says_nothing_more() -> None:
+@pytest.mark.parametrize("build", [refuse, load])
+def test_an_engine_that_fails_or_loads_after_its_server_ended_says_nothing_more(
+    build: Callable[[], NoReturn],
+) -> None:
     context = multiprocessing.get_context("spawn")
     commands, orders = context.Pipe(duplex=False)
     listener, messages = context.Pipe(duplex=False)
     listener.close()
-    arguments = (refuse, commands, messages, logging.basicConfig)
+    arguments = (build, commands, messages, logging.basicConfig)
     process = context.Process(target=_process_main, args=arguments)
     process.start()
     for end in (commands, orders, messages):

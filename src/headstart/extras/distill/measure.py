@@ -32,7 +32,7 @@ class Arm:
     name: str
     rule: DraftRule | None
     walks: list[Walk]
-    survival: tuple[float, ...] = ()  # at SHOWN, of its last drafter
+    survival: tuple[float, ...] = ()  # at SHOWN, of a drafter by itself
 
     @property
     def num_tokens(self) -> int:
@@ -174,6 +174,7 @@ def best_arm(
     by_text: list[list[Outcomes]] = [
         list(row) for row in zip(*(one.outcomes for one in drafters), strict=True)
     ]
+    survival = tuple(drafters[0].survival(n) for n in SHOWN) if len(drafters) == 1 else ()
     best: Arm | None = None
     for length, expected, score in product(
         (1, 2, 3, 4, 6, 8, 12, 16),
@@ -182,7 +183,7 @@ def best_arm(
     ):
         rule = DraftRule(length, expected, score)
         walks = [walk(t, own, rule, prices.step) for t, own in zip(texts, by_text, strict=True)]
-        arm = Arm(name, rule, walks, tuple(drafters[-1].survival(n) for n in SHOWN))
+        arm = Arm(name, rule, walks, survival)
         if best is None or arm.rate > best.rate:
             best = arm
     assert best is not None
