@@ -119,12 +119,11 @@ class PromptStore:
             blocks = tuple(known.get(block.end, block) for block in prompt.blocks)
             if blocks != prompt.blocks:
                 prompt = replace(prompt, blocks=blocks)
-        beginnings = self._indexes[prompt.namespace].beginnings(prompt.tokens)
+        self._count(prompt, 1)  # first: those taken share its blocks
+        for other in self._indexes[prompt.namespace].beginnings(prompt.tokens):
+            self.take(other)
         self._indexes[prompt.namespace].add(prompt.tokens, prompt)
         self._prompts[prompt] = None
-        self._count(prompt, 1)
-        for other in beginnings:
-            self.take(other)
         while self.num_bytes > self.max_bytes:
             most = max(self._held, key=self._held.__getitem__)
             oldest = next(one for one in self._prompts if tenant_of(one.namespace) == most)

@@ -155,3 +155,13 @@ def test_the_state_of_a_whole_text_takes_the_place_of_no_block() -> None:
     found, _ = store.find("", packed([1] * 70))
     assert found is not None
     assert found.blocks == blocks
+
+
+def test_a_prompt_that_two_requests_loaded_together_is_stored_once() -> None:
+    store, loaded = PromptStore(1000), prompt([1, 2])
+    for _ in range(2):
+        assert store.put(loaded)
+    assert (len(store), store.num_bytes) == (1, loaded.num_bytes)
+    store.take(loaded)
+    assert (len(store), store.num_bytes) == (0, 0)
+    assert store.find("", packed([1, 2])) == (None, 0)
