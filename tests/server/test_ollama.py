@@ -144,6 +144,23 @@ def test_a_failure_in_a_stream_is_its_last_line() -> None:
         list(ask.chat("any", MESSAGES, stream=True))
 
 
+@pytest.mark.parametrize("raw", [None, False, True])
+def test_log_probabilities_of_all_lines_are_those_of_the_whole_answer(
+    ask: Any, raw: bool | None
+) -> None:
+    def answers(**more: Any) -> Any:
+        if raw is None:
+            return ask.chat("any", MESSAGES, logprobs=True, **more)
+        return ask.generate("any", "Hi", raw=raw, logprobs=True, **more)
+
+    whole = answers(top_logprobs=2).logprobs
+    lines = [line.logprobs or [] for line in answers(top_logprobs=2, stream=True)]
+    assert [one for line in lines for one in line] == whole
+    assert len(whole) == 5
+    assert len(whole[0].top_logprobs) == 2
+    assert not answers().logprobs[0].top_logprobs
+
+
 def test_the_model_is_listed_and_described(ask: Any, client: httpx2.Client) -> None:
     (model,) = ask.list().models
     assert (model.model, model.size) == ("tiny", 4000)

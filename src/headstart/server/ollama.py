@@ -41,7 +41,7 @@ from headstart.server.ollama_dialect import (
 )
 from headstart.server.prompts import Prompt, read_prompts
 from headstart.server.routing import Routes, json_response
-from headstart.server.schemas import NativeBody
+from headstart.server.schemas import CompletionBody
 from headstart.server.service import Service, service_of
 from headstart.types import Vocab
 from headstart.types.errors import RequestError
@@ -121,7 +121,9 @@ async def ollama_generate(http: HttpRequest) -> Response | dict[str, Any]:
     dialect = partial(OllamaDialect, generate_fields, request.model)
     if not request.raw and request.suffix is None:
         return await answer_chat(http, lambda: chat_of_prompt(request), "ollama-", dialect)
-    body = make_body(NativeBody, text_fields(request) | {"prompt": request.prompt})
+    num_logprobs = request.top_logprobs if request.logprobs else None
+    own = {"prompt": request.prompt, "logprobs": num_logprobs}
+    body = make_body(CompletionBody, text_fields(request) | own)
     call = new_call(http, "ollama-")
 
     def read() -> list[Prompt]:

@@ -25,7 +25,9 @@ OPTIONS = {
         "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_last_n", "repeat_penalty",
         "presence_penalty", "frequency_penalty", "seed", "stop", "mirostat",
     )
-} | {"num_predict": "n_predict", "draft_num_predict": "speculative.n_max"}  # fmt: skip
+} | {
+    "num_predict": "n_predict", "num_keep": "n_keep", "draft_num_predict": "speculative.n_max"
+}  # fmt: skip
 
 
 class OllamaBody(Body):
@@ -48,6 +50,8 @@ class OllamaTextBody(OllamaBody):
     stream: bool = True
     format: Any = Field(default=None, description="json, or a JSON schema")
     think: Any = Field(default=None, description="true, false, or low, medium, high")
+    logprobs: bool = False
+    top_logprobs: Int = Field(default=0, description="alternatives per token, with logprobs")
 
 
 class OllamaChatBody(OllamaTextBody):
@@ -133,6 +137,8 @@ def refuse(body: OllamaGenerateBody) -> None:
 
 def _chat_fields(body: OllamaTextBody) -> dict[str, Any]:
     data = text_fields(body)
+    if body.logprobs:
+        data |= {"logprobs": True, "top_logprobs": body.top_logprobs}
     match body.think:
         case None:
             pass
@@ -249,11 +255,13 @@ class OllamaDialect(Dialect):
         self._fields = fields
         self._model = model or call.model.alias
         self._num_calls_sent = 0
+        self._logprobs: list[Chunk] = []  # for the next line
 
     def encode(self, chunk: Chunk) -> bytes:
         return orjson.dumps(chunk) + b"\n"
 
     def deltas(self, choice: Choice, piece: Piece) -> list[Chunk]:
+        self._logprobs += self.probabilities(choice, piece.logprobs)
         lines = []
         for event in piece.events:
             match event:
@@ -273,6 +281,7 @@ class OllamaDialect(Dialect):
         (choice,) = self.choices
         found = choice.message
         fields = self._fields(found.content, found.thoughts, found.calls)
+        self._logprobs = self.probabilities(choice, choice.logprobs)
         return self._line(fields, is_done=True) | self._end(choice)
 
     def _calls(self, choice: Choice, end: int) -> list[Chunk]:
@@ -282,10 +291,12 @@ class OllamaDialect(Dialect):
         return [self._line(self._fields(calls=calls), is_done=False)] if calls else []
 
     def _line(self, fields: Chunk, *, is_done: bool) -> Chunk:
+        logprobs, self._logprobs = self._logprobs, []
         return {
             "model": self._model,
             "created_at": written_time(time.time()),
             **fields,
+            **({"logprobs": logprobs} if logprobs else {}),
             "done": is_done,
         }
 
