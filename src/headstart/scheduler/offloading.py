@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from math import inf
 
-from headstart.scheduler.disk_cache import DiskCache
+from headstart.scheduler.disk_cache import LATE_SECONDS, DiskCache
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.prompt_store import PromptStore, StoredBlock, StoredPrompt
 from headstart.scheduler.sequence import Cells, Sequence, num_shared
@@ -107,9 +107,7 @@ class Offloading:
         running = (one.user for one in self._cells if one.user is not None)
         if sum(one.num_left + one.num_pending for one in running) < LEAST_ROWS:
             return
-        idle = [
-            cells for cells in self._cells if cells.user is None and cells.length >= LEAST_TOKENS
-        ]
+        idle = [one for one in self._cells if one.user is None and one.length >= LEAST_TOKENS]
         own = {cells.seq_id: self._num_own(cells) for cells in idle}
         if sum(own.values()) < LEAST_OWN_CELLS:
             return
@@ -205,8 +203,8 @@ class Offloading:
         """Load a request's prompt from the disk, looked up once; returns False if it needs another
         step.
         """
-        is_long = len(sequence.text.tokens) > LEAST_TOKENS
-        if self.disk is None or not is_long or not sequence.request.cache_prompt:
+        is_long = sequence.num_pending > LEAST_TOKENS
+        if not (self.disk and is_long and sequence.request.cache_prompt):
             return True
         listed = self.disk.begin()
         if sequence.loading in (None, listed):
@@ -214,9 +212,10 @@ class Offloading:
                 sequence.loading = listed
                 return False
             sequence.loading = self._load(sequence, self.disk)
-        if not sequence.loading.done():
+        if not sequence.loading.done() and self._clock() < sequence.load_by:
             return False
-        stored, sequence.loading = sequence.loading.result(), _NOTHING
+        loading, sequence.loading = sequence.loading, _NOTHING
+        stored = loading.result() if loading.done() else None
         # another server sharing this folder may use blocks when this one does not
         if stored is not None and (stored.is_whole or self._engine.has_blocks):
             self.store.put(stored)
@@ -229,13 +228,14 @@ class Offloading:
         num_bytes = sum(file.num_bytes for file in files)
         if not files or num_bytes > self.store.max_bytes:
             return _NOTHING
-        last = files[-1]
-        length = self._usable(last.keys, last.length, min(length, len(tokens) - 1))
+        length = self._usable(files[-1].keys, files[-1].length, min(length, len(tokens) - 1))
         num_known = max(num_shared(cells, sequence) for cells in self._cells)
         num_known = max(num_known, self.store.find(namespace, tokens)[1])
         copying = disk.reading_seconds(files) + num_bytes * self._seconds_per_byte
-        is_faster = self._saves_time(length - num_known, copying)
-        return disk.load(namespace, files, sequence.tenant) if is_faster else _NOTHING
+        if not self._saves_time(length - num_known, copying):
+            return _NOTHING
+        sequence.load_by = self._clock() + LATE_SECONDS + 4.0 * copying
+        return disk.load(namespace, files, sequence.tenant)
 
     def keep(self, cells: Cells) -> bool:
         """Copy an idle slot, as far as this step has time, unless it is stored elsewhere. Returns

@@ -157,6 +157,7 @@ class Sequence:
     leader: Sequence | None = None  # prefills the same prefix; this request waits and shares it
     num_awaited: int = 0  # tokens that the leader decodes before they are shared
     loading: Future[StoredPrompt | None] | None = None  # from the disk; see `offloading`
+    load_by: float = 0.0  # clock reading after which it no longer waits for that
     lookup: Future[Any] | None = None  # awaited; see `begin_filters`
     pauses: list[int] = field(default_factory=list)  # prompt lengths at which to take a checkpoint
     media: tuple[tuple[int, LoadedChunk], ...] = ()  # position and chunk of each of its images

@@ -1,18 +1,20 @@
-"""What is written to the disk of what is held when the server stops, or after the disk failed."""
+"""The server stops, or the disk fails or does not answer."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
-from tests.harness import submit_all
+from tests.harness import Clock, submit_all
 from tests.unit.scheduler.conversations import ask, conversation, long
 from tests.unit.scheduler.test_disk_cache import served, settled, started, stop, texts
 
 from headstart.scheduler import disk_cache
+from headstart.scheduler.disk_cache import DiskCache
 from headstart.structures.prompt_files import write_prompt
 from headstart.worker.loop import _PromptWriter
 
@@ -73,3 +75,21 @@ def test_a_text_that_is_lost_counts_once_though_main_memory_has_its_beginning(
     with caplog.at_level(logging.WARNING):
         stop(scheduler)
     assert "1 prompts are lost" in caplog.text
+
+
+def test_no_request_waits_long_for_a_disk_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served(tmp_path, conversation(1))
+    monkeypatch.setattr(DiskCache, "reading_seconds", lambda self, files: 0.0)
+    answers = Event()
+    monkeypatch.setattr(disk_cache, "read_prompt", lambda path: answers.wait(60))
+    scheduler = started(tmp_path)
+    clock = scheduler.clock
+    assert isinstance(clock, Clock)
+    submit_all(scheduler, [conversation(1, 1), conversation(1, 2)], 50)
+    assert not scheduler.running
+    clock.now += disk_cache.LATE_SECONDS
+    scheduler.step()
+    answers.set()
+    assert len(scheduler.running) == 2
