@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headstart.text.capabilities import Capabilities
+from headstart.text.toolcalls.json_text import dump
 from headstart.types.errors import RequestError
 
 Message = Mapping[str, Any]
@@ -28,11 +29,12 @@ def content_text(content: str | Sequence[Mapping[str, Any]] | None, separator: s
     """Join a message's text parts, one a line, and markers of images between them."""
     if content is None or isinstance(content, str):
         return content or ""
-    text, is_behind_text = "", False
+    text, is_behind_image = "", False
     for part in content:
-        is_text = part["type"] == "text"  # or it marks an image, which has no line of its own
-        text += (separator if is_behind_text and is_text else "") + part["text"]
-        is_behind_text = is_text
+        is_image = part["type"] != "text"  # it has no line of its own
+        begins_line = text and not (is_image or is_behind_image)
+        text += (separator if begins_line else "") + part["text"]
+        is_behind_image = is_image
     return text
 
 
@@ -84,7 +86,7 @@ def _canonical_call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     arguments = function.get("arguments", "")
     if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
+        arguments = dump(arguments)
     ordered = {
         "type": "function",
         "function": {"name": function["name"], "arguments": arguments},

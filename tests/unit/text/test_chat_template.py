@@ -145,6 +145,15 @@ def test_text_parts_are_joined_unless_the_template_reads_parts():
     )
     assert render(reads_parts, [parts, USER]) == "[a][b][hi <b>]"
     assert content_text(None) == ""
+    empty, image = {"type": "text", "text": ""}, {"type": "media_marker", "text": "<image>"}
+    a, b = ({"type": "text", "text": letter} for letter in "ab")
+    # as in llama-server: nothing precedes the first text, and an image has no line of its own
+    for said, expected in (
+        ([empty, a, empty, b], "a\n\nb"),
+        ([empty, image, a, b], "<image>a\nb"),
+        ([a, image, empty, b], "a<image>\nb"),
+    ):
+        assert content_text(said) == expected
 
 
 def test_developers_are_systems_but_for_gpt_oss():
@@ -171,6 +180,13 @@ def test_arguments_that_are_json_text_become_objects_where_the_template_reads_th
     call["function"]["arguments"] = "{"
     with pytest.raises(RequestError, match="arguments of a call of f are not valid JSON"):
         render(f"{reads}.arg[0]{end}", messages)
+
+
+def test_arguments_that_are_an_object_become_compact_json_where_the_template_reads_text():
+    function = {"name": "f", "arguments": {"a": [1, "ü"], "b": {}}}
+    message = {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+    source = "{{ messages[-1].tool_calls[0].function.arguments ~ '' if messages else '' }}"
+    assert render(source, [USER, message]) == '{"a":[1,"ü"],"b":{}}'
 
 
 def test_a_system_message_that_is_refused_is_put_before_the_users():
