@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.models import CONTEXT, tiny_llama
+from tests.real.support import engine_of
 
 from headstart.app import demo
 from headstart.config import EngineConfig
@@ -148,6 +151,19 @@ def test_penalties_count_the_last_tokens_of_the_text_only() -> None:
         chosen.append(one.sample(logits, position))
         one.read(chosen[-1:])
     assert chosen == [0, 1, 2, 0, 1, 2]
+
+
+@pytest.mark.parametrize("penalty", ["repeat_penalty", "dry_multiplier"])
+def test_the_whole_context_counts_where_it_is_longer_than_in_training(
+    penalty: str, tmp_path: Path
+) -> None:
+    engine = engine_of(tiny_llama(tmp_path / "tiny.gguf"), context=2 * CONTEXT)
+    params = replace(UNFILTERED, temperature=0.0, repeat_last_n=-1, dry_penalty_last_n=-1)
+    one = Sampler(replace(params, **{penalty: 5.0}), engine, ())
+    one.read([1, 2, 3, *[4] * CONTEXT, 1, 2])  # 3 comes next again
+    logits = np.zeros(engine.vocab_size, np.float32)
+    logits[[3, 5]] = [3.0, 2.0]
+    assert one.sample(logits, CONTEXT + 5) == 5
 
 
 def test_dry_breaks_a_repetition() -> None:

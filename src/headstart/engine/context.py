@@ -74,7 +74,8 @@ class LlamaEngine(Sequences):
         if not self.handle:
             raise libllama_error(
                 ModelError,
-                f"no context of {context} tokens for {model.path}, try a smaller --context",
+                f"cannot make a context of {context} tokens for {model.path} (a smaller --context "
+                "takes less memory)",
             )
         self.adapters = Adapters(model, self.handle, config)
         self.context_size: int = min(context, api.llama_n_ctx_seq(self.handle))
@@ -311,10 +312,10 @@ class LlamaEngine(Sequences):
         return self._states
 
     def begin_filters(self, params: SamplingParams) -> Future[Any] | None:
-        return begin_filters(self.model.vocab, self.model.facts.train_context, params)
+        return begin_filters(self.model.vocab, self.context_size, params)
 
     def make_filters(self, params: SamplingParams) -> Filters:
-        return LlamaFilters(self.model.vocab, self.model.facts.train_context, params)
+        return LlamaFilters(self.model.vocab, self.context_size, params)
 
     def close(self) -> None:
         if getattr(self, "handle", None):
