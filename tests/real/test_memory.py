@@ -191,3 +191,17 @@ def test_a_batch_that_nobody_fills_again_is_freed(tmp_path: Path) -> None:
         tokens.append(weakref.ref(batch.tokens))
     del batch
     assert [token() is None for token in tokens] == [True, True, False]  # the last was launched
+
+
+@pytest.mark.parametrize("flash_attn", ["auto", "off"])
+def test_keys_that_no_quantized_block_can_hold_are_refused(flash_attn: str, tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    with pytest.raises(ConfigError, match="a key of this llama model has 16; choose one of f32"):
+        engine_of(path, cache_type_k="q4_1", flash_attn=flash_attn)
+
+
+def test_exact_decodes_may_be_small_but_not_too_small(tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    assert engine_of(path, exact=True, batch=7).widths.most == 7
+    with pytest.raises(ConfigError, match="decodes of 6 tokens and --batch is 5; raise it"):
+        engine_of(path, exact=True, batch=5)

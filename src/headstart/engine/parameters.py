@@ -8,11 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headstart.config import CACHE_TYPES, EngineConfig
+from headstart.config import CACHE_TYPES, PLAIN_CACHE_TYPES, EngineConfig
 from headstart.engine.devices import device_array, list_devices
 from headstart.engine.library import api
 from headstart.engine.machine import default_threads
 from headstart.types.errors import ConfigError
+from headstart.types.widths import LEAST_WIDEST
 
 MOST_WIDTH = 64  # rows compared to find widths that agree
 _GGML_TYPES = dict(zip(CACHE_TYPES, (0, 1, 30, 8, 2, 3, 20, 6, 7), strict=True))
@@ -35,6 +36,7 @@ class Facts:
     architecture: str = ""
     num_experts: int = 0
     original_context: int = 0  # before extension by RoPE factors; 0: not extended
+    key_size: int = 0  # numbers in the key of one head; 0: layers have other ones
 
     @classmethod
     def of(cls, handle: Any, overrides: str | None) -> Facts:
@@ -57,6 +59,10 @@ class Facts:
         architecture = text_of("general.architecture")
         num_experts = text_of(f"{architecture}.expert_count")
         original = text_of(f"{architecture}.rope.scaling.original_context_length")
+        key_size = text_of(f"{architecture}.attention.key_length")
+        num_heads = text_of(f"{architecture}.attention.head_count")
+        if not key_size and num_heads.isdigit():
+            key_size = str(api.llama_model_n_embd(handle) // max(1, int(num_heads)))
         has_state = api.llama_model_is_recurrent(handle) or api.llama_model_is_hybrid(handle)
         return cls(
             is_recurrent=bool(has_state),
@@ -67,6 +73,7 @@ class Facts:
             architecture=architecture,
             num_experts=int(num_experts) if num_experts.isdigit() else 0,
             original_context=int(original) if original.isdigit() else 0,
+            key_size=int(key_size) if key_size.isdigit() else 0,
         )
 
 
@@ -165,6 +172,19 @@ def context_params(
     params.offload_kqv = config.kv_offload
     params.op_offload = config.op_offload
     _set_positions(params, config)
+    _check(facts, config, limits, params)
+    return params
+
+
+def _check(facts: Facts, config: EngineConfig, limits: Limits, params: Any) -> None:
+    """Refuse what libllama would compute wrongly, or abort on."""
+    # libllama finds out only if flash attention may be on, and aborts otherwise
+    if config.cache_type_k not in PLAIN_CACHE_TYPES and facts.key_size % 32:
+        raise ConfigError(
+            f"--cache-type-k {config.cache_type_k} stores 32 numbers at a time, but a key of this "
+            f"{facts.architecture} model has {facts.key_size}; choose one of "
+            f"{', '.join(PLAIN_CACHE_TYPES)}"
+        )
     if limits.num_sequences > 1 and facts.architecture == "plamo2":
         raise ConfigError(
             f"--parallel is {limits.num_sequences} but libllama computes {facts.architecture} "
@@ -175,12 +195,16 @@ def context_params(
             f"all slots and heads together need {limits.num_sequences} sequences and libllama has "
             "255; lower --parallel"
         )
+    if config.exact and params.n_batch < LEAST_WIDEST:
+        raise ConfigError(
+            f"--exact needs decodes of {LEAST_WIDEST} tokens and --batch is {config.batch}; raise "
+            "it"
+        )
     if params.n_batch < limits.num_sequences:
         raise ConfigError(
             f"--parallel is {limits.num_sequences} but a decode takes {params.n_batch} tokens; "
             "lower --parallel or raise --batch, --ubatch or --context"
         )
-    return params
 
 
 def _set_positions(params: Any, config: EngineConfig) -> None:

@@ -158,9 +158,10 @@ class WidthComparison:
         return lengths
 
     def _read(self, seq_id: int, length: int) -> None:
-        for start in range(0, length, _READ):
+        size = min(_READ, self._batch.capacity)
+        for start in range(0, length, size):
             self._batch.clear()
-            rows = range(start, min(start + _READ, length))
+            rows = range(start, min(start + size, length))
             self._batch.add(seq_id, start, [self._token(i) for i in rows], 1)
             self._run()
 

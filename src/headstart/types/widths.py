@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from headstart.types.engine import CacheKind
 
+LEAST_WIDEST = 6  # a short draft, and so the least that the widest decode of a class may have
 MOST_SHORT = 16  # rows of a draft or less; up to this, all widths are compared
 
 
@@ -69,8 +70,8 @@ class WidthClasses:
         `most_padding`: rows that can be added to one sequence and rolled back.
         """
         found = [_padded(sorted(members), most_padding) for members in self.classes]
-        # at least six rows, a short draft, and three widths: otherwise too much padding
-        useful = [n for n in found if len(n) >= 3 and n[-1] >= 6]
+        # at least three widths: otherwise too much padding
+        useful = [n for n in found if len(n) >= 3 and n[-1] >= LEAST_WIDEST]
         return Widths(min(useful)) if useful else None
 
     def cost(self, widths: Widths, num_rows: int = 1) -> float:
