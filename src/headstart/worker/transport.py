@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
 from headstart.structures.progress import loading
@@ -125,16 +125,17 @@ class ProcessTransport:
         self.send(Stop())
         if self._process is None:
             return
-        self._process.join(QUIET_SECONDS)
-        if self._process.is_alive() and self._is_ready:
+        # waits for what closes as the process ends: its state is read in another thread, too
+        ends = partial(wait, [self._process.sentinel])
+        if not ends(QUIET_SECONDS) and self._is_ready:
             left = STOP_SECONDS - QUIET_SECONDS
             log.warning(
                 "the engine is in a long step, or waits for a disk; it has %g s more to finish and "
                 "to save what it learned, prompts and slots",
                 left,
             )
-            self._process.join(left)
-        if self._process.is_alive():
+            ends(left)
+        if not ends(0.0):
             log.warning("the engine did not stop in time and is killed")
             self.kill()
         self._process.join()

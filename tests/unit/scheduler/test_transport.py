@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import NoReturn
@@ -141,16 +140,6 @@ async def test_an_end_is_told_where_no_thread_can_be_made(monkeypatch: pytest.Mo
         error = await asyncio.wait_for(end, 60)
     assert "SIGKILL" in str(error)
     transport.close()
-
-
-async def test_an_engine_that_failed_is_gone_when_its_end_is_told_whatever_its_threads_do() -> None:
-    """Otherwise the next one may find no memory."""
-    engine = ProcessTransport(partial(hang, 3600.0))
-    end = asyncio.get_running_loop().create_future()
-    engine.start(end.set_result)
-    assert str(await asyncio.wait_for(end, 60)) == "no"
-    assert engine._process.exitcode is not None
-    engine.close()
 
 
 @pytest.mark.skipif(not hasattr(fcntl, "F_GETPIPE_SZ"), reason="only Linux tells")
