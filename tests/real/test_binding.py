@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.rules.source import ROOT
 
+from headstart.app.hub import hub_cache
 from headstart.engine import binding, find_library, signatures
 from headstart.engine.find_library import remedy
 from headstart.types.errors import ConfigError
@@ -113,6 +114,14 @@ def test_a_library_named_by_hand_comes_first_and_is_refused_if_it_is_not_there(
     assert find_library.find(file) == tmp_path / "libllama.so"
     with pytest.raises(ConfigError, match="HEADSTART_LIBLLAMA is"):
         find_library.find(named | {"HEADSTART_LIBLLAMA": str(tmp_path / "other/x.so")})
+
+
+def test_a_user_without_a_home_needs_no_folder_for_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    found = find_library.find({})
+    assert found is not None
+    assert found.parent == binding.folder
+    assert not hub_cache({}).exists()
 
 
 def test_an_installed_backend_comes_before_llama_cpp_python(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from headstart.app.hub_files import (
     split_parts,
 )
 from headstart.config import ModelConfig
+from headstart.structures.atomic import home_folder
 from headstart.types.errors import ConfigError, ModelError
 
 logger = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ def hub_cache(environment: Mapping[str, str]) -> Path:
     ):
         if value := environment.get(name):
             return Path(value).expanduser() / below
-    return Path.home() / ".cache/huggingface/hub"
+    return home_folder() / ".cache/huggingface/hub"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,7 @@ def with_prompts(config: Config) -> Config:
         most = min(10240, room // 10 >> 20)  # MiB
         if not most:
             raise OSError(f"the disk of {folder} has less than 10 MiB of room")
-    except (OSError, RuntimeError) as error:  # a user may have no home
+    except OSError as error:
         level = logging.WARNING if scheduler.cache_disk_path else logging.INFO
         words = "prompts are not kept on the disk, so a restart processes them again: %s"
         log.log(level, words, error)

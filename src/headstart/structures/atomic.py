@@ -46,4 +46,12 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """$HEADSTART_CACHE, or `headstart` in the user's cache folder."""
     if base := environment.get("HEADSTART_CACHE"):
         return Path(base)
-    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headstart"
+    return Path(environment.get("XDG_CACHE_HOME") or home_folder() / ".cache") / "headstart"
+
+
+def home_folder() -> Path:
+    """The user's home; for a user without one a path below which nothing can be made."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path(os.devnull)

@@ -19,7 +19,7 @@ def run(resolved: Resolved, words: list[str]) -> int:
     num_backends = len(options.urls())
 
     def announce(url: str) -> None:
-        servers = f"{num_backends} servers"
+        servers = f"{num_backends} server{'s' * (num_backends > 1)}"
         print(f"Headstart listens on {url}. It passes requests to {servers}.", flush=True)
 
     start_logging(config)
