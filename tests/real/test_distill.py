@@ -115,9 +115,8 @@ def test_measure_compares_copies_and_draft_models_without_training_libraries(
     arms = found["measured"]["arms"]
     assert set(arms) == {"off", "suffix", "demo-draft", "suffix, demo-draft"}
     assert arms["off"]["acceptance_length"] == 1.0
-    # how far it pays to draft depends on what a step costs here
-    assert arms["demo-draft"]["acceptance_length"] > 1.2
     at = arms["demo-draft"]["accepted_at"]
+    # not what is accepted in a step, which depends on what that costs here
     assert 1.0 > at["1"] > at["2"] > at["4"] > at["8"] > 0.0
     assert not arms["suffix, demo-draft"]["accepted_at"], "neither one's shares are of both"
     assert state.exists()  # the warm-up is not needed again
@@ -184,7 +183,7 @@ def test_a_draft_model_without_unused_tokens_loses_what_it_says(
     assert output.stat().st_size < path(DRAFT).stat().st_size
     assert 0.4 < found["share"] < 1.0
     arms = found["after"]["arms"]
-    assert 1.2 < arms["cut"]["acceptance_length"] < arms["demo-draft"]["acceptance_length"]
+    assert 0.2 < arms["cut"]["accepted_at"]["1"] < arms["demo-draft"]["accepted_at"]["1"]
     scheduler, _ = build_scheduler(CONFIG, Models(path(TARGET), output, is_demo=False))
     assert "draft-model" in scheduler.drafting.speculators
     assert str(output) in [one["path"] for one in read_drafters(folder)]  # a purge names it

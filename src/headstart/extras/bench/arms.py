@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.app.cli.arguments import LLAMA_SERVERS, PREFIX
+from headstart.app.cli.devices import ENGINE_PARTS
 from headstart.app.cli.resolve import Resolved
 from headstart.app.cli.settings import all_settings
 from headstart.extras.bench.client import HEADSTART, TENANT_HEADER, Client, running
@@ -18,10 +19,7 @@ from headstart.extras.bench.comparison import AUTO, OFF, OTHER
 from headstart.types.errors import ConfigError, HeadstartError
 
 # the settings that a measured server takes over; not how it is reached, nor what it keeps
-PARTS = (
-    "model", "engine", "draft_engine", "scheduler", "speculation", "chat", "sampling", "images",
-    "server",
-)  # fmt: skip
+PARTS = (*ENGINE_PARTS, "chat", "sampling", "images", "server")
 OF_SERVER = ("api_key", "chat_template", "chat_template_file")
 SHARED = (*(one.name for one in all_settings(PARTS[:-1])), *OF_SERVER)
 _KEY = "bench"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headstart.app.cli.command import Command
+from headstart.app.cli.devices import ENGINE_PARTS
 from headstart.app.cli.resolve import Resolved
 from headstart.config import Config, option
 from headstart.config.fields import listed
@@ -285,7 +286,7 @@ COMMAND = Command(
         "models that learned from them."
     ),
     options=DistillOptions,
-    parts=None,
+    parts=(*ENGINE_PARTS, "images"),  # not what is recorded: answers of a trial are nobody's
     usage=USAGE,
     run=run,
 )

@@ -71,7 +71,7 @@ def _check_startup(presets: Sequence[ModelPreset], max_models: int) -> None:
 def _announce(urls: Sequence[str], presets: Sequence[ModelPreset]) -> None:
     names = [one.name for one in presets if not one.is_hidden]
     for url in urls:
-        print(f"Headstart listens on {url}. It serves {len(names)} models, by name:\n")
+        print(f"Headstart listens on {url} and serves these models by name:\n")
         for name in names:
             print(f"  {name}")
         if not names:

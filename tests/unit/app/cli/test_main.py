@@ -106,6 +106,13 @@ def test_a_value_out_of_its_range_is_refused_by_every_command(
             assert f"{setting.flag} is" in capsys.readouterr().err
 
 
+def test_only_a_server_records_texts_and_runs_tools() -> None:
+    """A config file may be shared by all commands."""
+    for name in COMMANDS:
+        parts = {setting.part for setting in cli_main.find_command(name).settings()}
+        assert name == "serve" or not parts & {"recording", "tools", "router"}
+
+
 def test_version_names_ours_and_libllamas(
     assemble: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
