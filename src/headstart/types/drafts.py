@@ -65,7 +65,7 @@ class DraftRequest:
     media: tuple[tuple[int, LoadedChunk], ...] = ()
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@dataclass(slots=True)
 class Draft:
     """Tokens that may follow, with a score for each.
 
