@@ -14,6 +14,7 @@ import orjson
 
 from headstart.speculators.base import Speculator
 from headstart.types import DecodedStates, Draft, DraftRequest
+from headstart.types.errors import in_words, plain_text
 from headstart.types.report import SpeculatorReport
 from headstart.types.speculation_stats import SpeculationStats
 
@@ -137,9 +138,8 @@ class GuardedSpeculator:
             return known
         if len(self._empty) >= 64:
             return Draft(reason="other", is_ready=is_ready)
-        made = self._empty[reason, is_ready] = Draft(
-            reason=str(reason) or NO_MATCH, is_ready=is_ready
-        )
+        made = Draft(reason=plain_text(reason) or NO_MATCH, is_ready=is_ready)
+        self._empty[reason, is_ready] = made
         return made
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
@@ -215,7 +215,7 @@ class GuardedSpeculator:
             if not self._has_told:
                 log.exception("speculator %s failed in describe", self.name)
             self._has_told = True
-            return {"error": f"{type(error).__name__}: {error}"}
+            return {"error": in_words(error)}
 
     def report(self, stats: SpeculationStats) -> SpeculatorReport:
         """Counts and times since the start; `stats`: counts of its drafts."""
@@ -250,7 +250,7 @@ class GuardedSpeculator:
     def _fail(self, name: str, seq_ids: Collection[int], error: BaseException) -> None:
         """Disable it for `seq_ids`. Called while the exception is handled."""
         self.failed.update(seq_ids)
-        failure = f"{name}: {type(error).__name__}: {error}"
+        failure = f"{name}: {in_words(error)}"
         if not self.failure:
             log.exception(
                 "speculator %s is off for the running requests of slots %s, not for others: %s",

@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 
 from headstart.speculators.base import SPECULATORS, Speculator, register
 from headstart.speculators.base_texts import TextSpeculator
+from headstart.types.errors import in_words
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -22,6 +23,6 @@ for _entry in entry_points(group="headstart.speculators"):
     try:
         _entry.load()
     except (Exception, SystemExit) as error:
-        NOT_IMPORTED[_entry.name] = f"{_entry.value}: {type(error).__name__}: {error}"
+        NOT_IMPORTED[_entry.name] = f"{_entry.value}: {in_words(error)}"
 
 __all__ = ["NOT_IMPORTED", "SPECULATORS", "Speculator", "TextSpeculator", "register"]

@@ -17,6 +17,8 @@ HeadstartError
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 
 class HeadstartError(Exception):
     """Base of all errors this package raises on purpose; says how HTTP reports them."""
@@ -107,3 +109,15 @@ class BackendError(HeadstartError):
     def __init__(self, message: str, *, was_sent: bool = True) -> None:
         super().__init__(message)
         self.was_sent = was_sent
+
+
+def in_words(error: BaseException) -> str:
+    """Its kind and, unless reading it fails, its message, in text that JSON can hold."""
+    with suppress(Exception):
+        return plain_text(f"{type(error).__name__}: {error}")
+    return type(error).__name__
+
+
+def plain_text(text: str) -> str:
+    """The text with "?" for what UTF-8 cannot encode."""
+    return text.encode("utf-8", "replace").decode()

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from tests.harness import (
     AUTO,
@@ -262,6 +263,31 @@ def test_owned_tokens_read_like_a_list_and_their_copies_are_lists() -> None:
     with pytest.raises(TypeError, match="change a copy"):
         tokens *= 2
     assert tokens == [1, 4, 5]
+
+
+class NamelessError(Exception):
+    """Has no message that can be read."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("does", "says"),
+    [
+        ({"propose": raising(OSError("no \udc80"))}, "propose: OSError: no ?"),
+        ({"propose": raising(NamelessError())}, "propose: NamelessError"),
+        ({"answer": lambda requests: [Draft(reason="no \udc80")] * len(requests)}, ""),
+        ({"describe": lambda _: {"a": "\udc80"}}, ""),
+        ({"describe": raising(OSError("no \udc80"))}, ""),
+    ],
+)
+def test_whatever_a_speculator_says_can_be_reported(does: dict[str, Any], says: str) -> None:
+    scheduler = make_scheduler(Model(), [Broken(**does)])
+    play(scheduler, make_requests(1))
+    report = make_report(scheduler).speculators[0]
+    assert report.failure == says
+    orjson.dumps([report.failure, report.details, dict(report.stats.reasons)])
 
 
 @pytest.mark.parametrize("state", [5, "abc", [1, 2], np.zeros(4), memoryview(b"abc"), SystemExit()])
