@@ -193,7 +193,7 @@ class Drafting:
                 if draft.tokens:
                     found[answer][name] = draft
                 else:
-                    answer.miss(name, draft.reason or "no match")
+                    answer.miss(name, draft.reason)
         for answer in answers:
             sampler = answer.sequence.text.sampler
             if found[answer] or sampler.legality or sampler.thoughts:

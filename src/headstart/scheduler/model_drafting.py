@@ -104,7 +104,7 @@ class ModelDrafting:
             if draft.tokens:
                 self._choose(answer, draft, known)
             else:
-                answer.miss(model.name, draft.reason or "no match")
+                answer.miss(model.name, draft.reason)
 
     def _choose(self, answer: SequencePlan, draft: Draft, before: list[int]) -> None:
         """Append the model's draft to the text draft `before`; without one, take it if it is worth
