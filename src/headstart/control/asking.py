@@ -23,6 +23,7 @@ class AskingBudget:
     gain: float = 0.0  # mean saving per slot that it was asked for
     savings: float = 0.0  # below 0: asked only while that pays
     slot_ms: float = 0.0  # of a step without drafts, per slot
+    is_new: bool = True  # asked once at most
 
     def may_ask_now(self, num_slots: int) -> bool:
         """Whether to ask for `num_slots` slots in this step; call it once per step."""
@@ -46,18 +47,19 @@ class AskingBudget:
         plain step time per slot.
         """
         cost, num = self.cost, len(milliseconds)
-        if not self.slot_ms:  # so that a first draft that saves nothing does not disable it
+        if not self.slot_ms:  # the first call is free: it may be a disturbed one, or save nothing
             self.savings = min(MOST_TRIALS * cost, slot_ms)
-        self.slot_ms = slot_ms
-        if self.gain < cost:
+        elif self.gain < cost:
             self.savings -= sum([max(0.0, cost - saved) for saved in milliseconds])
+        self.is_new, self.slot_ms = not self.slot_ms, slot_ms
         self.gain += FAST * (sum(milliseconds) / num - self.gain)
         self.wait(num)
         self.savings = min(self.savings, MOST_TRIALS * cost)
 
     def took(self, milliseconds: float) -> None:
         """Update the cost of asking for one slot."""
-        if self.cost:  # so that one slow call does not disable it
+        if self.is_new:  # the lower of the first two: one slow call does not disable it
+            self.cost = min(milliseconds, self.cost or milliseconds)
+        else:
             rate = FAST if milliseconds < self.cost else SLOW
-            milliseconds = self.cost + rate * (min(milliseconds, 2.0 * self.cost) - self.cost)
-        self.cost = milliseconds
+            self.cost += rate * (min(milliseconds, 2.0 * self.cost) - self.cost)

@@ -66,6 +66,14 @@ def test_one_slow_call_does_not_silence_a_speculator() -> None:
     assert all(ask(asking, FAST, [3 * COST] * 20))
 
 
+def test_a_slow_first_call_does_not_silence_a_speculator() -> None:
+    """The machine may have been busy, and the first draft saves nothing."""
+    asking = AskingBudget()
+    asking.took(200 * COST)
+    asking.earned([0.0], FAST)
+    assert all(ask(asking, FAST, [0.0, 10 * COST] * 20))
+
+
 def test_who_takes_as_long_as_many_steps_is_not_asked_again_before_so_many() -> None:
     asking = AskingBudget()
     asked = 0
