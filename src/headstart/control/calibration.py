@@ -54,7 +54,7 @@ class LabelCounts:
     """Labelled tokens (n) and accepted ones (m) of one speculator, by score bucket."""
 
     __slots__ = ("_m", "_n", "is_probability")
-    SAVED: ClassVar = ("is_probability", "_n", "_m")
+    SAVED: ClassVar = ("_n", "_m")
 
     def __init__(self) -> None:
         self.is_probability = False
@@ -306,4 +306,5 @@ class Calibration:
         return {
             name: {"acceptance": table.mean(), "labels": table.num_labels}
             for name, table in self.tables.items()
+            if table.num_labels
         }

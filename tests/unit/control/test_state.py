@@ -162,3 +162,13 @@ def test_a_folder_that_cannot_be_looked_into_is_named_and_ends_nothing(
 
     monkeypatch.setattr(Path, "exists", refuse)
     assert "Permission denied" in StateFile(path, TARGET).why_not
+
+
+def test_scores_are_what_the_class_says_now_not_what_it_said_when_the_state_was_saved(
+    tmp_path: Path,
+) -> None:
+    before, now = Controller(), Controller()
+    before.trust_scores("text")
+    before.save(StateFile(tmp_path / "state", {}))
+    assert now.load(StateFile(tmp_path / "state", {})) == ""
+    assert now.survival("text", [0.9], 1) == Controller().survival("text", [0.9], 1)
