@@ -311,13 +311,15 @@ class DraftCost:
     round_ms: dict[int, float] = field(default_factory=dict)
     catch_up_ms: float | None = None
 
-    def observe(self, call: DraftCall, plain_ms: float) -> None:
-        """Update from one call; `plain_ms`, the time of a plain step, is the base of priors."""
+    def observe(self, call: DraftCall, plain_ms: float) -> float:
+        """Update from one call; returns the milliseconds expected of it. `plain_ms`, the time of a
+        plain step, is the base of priors.
+        """
         num_slots, rounds, catch_up = len(call.drafted), call.rounds, call.catch_up or 0
-        if not (rounds or catch_up) or call.milliseconds <= 0.0:
-            return
         per_round, price = self.round(num_slots, plain_ms), self.token(plain_ms)
-        expected = rounds * per_round + catch_up * price  # above 0, because prices are
+        expected = rounds * per_round + catch_up * price
+        if expected <= 0.0 or call.milliseconds <= 0.0:
+            return expected
         share = rounds * per_round / expected
         ratio = call.milliseconds / expected - 1.0
         is_new = num_slots not in self.round_ms if rounds else self.catch_up_ms is None
@@ -326,6 +328,7 @@ class DraftCost:
             self.round_ms[num_slots] = per_round * (1.0 + cut * share)
         if catch_up:
             self.catch_up_ms = price * (1.0 + cut * (1.0 - share))
+        return expected
 
     def token(self, plain_ms: float) -> float:
         """Milliseconds per catch-up token; 2 % of a plain step until measured."""

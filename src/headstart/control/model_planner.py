@@ -170,8 +170,9 @@ class ModelDraftPlanner:
             else:
                 account.settle(-call.milliseconds / plain)
             return
-        drafter.cost.observe(call, plain)
-        if call.is_probe:  # its time was saved up in advance
+        expected = drafter.cost.observe(call, plain)
+        if call.is_probe:  # what was expected of it was saved up in advance
+            drafter.probes.savings -= (call.milliseconds - expected) / plain
             account.settle(saved_ms / plain)
         else:
             reading = call.catch_up * drafter.cost.token(plain)

@@ -207,6 +207,30 @@ def test_a_model_that_lost_its_credit_and_became_good_drafts_again_in_the_same_r
     assert num_drafts > 1000
 
 
+@pytest.mark.parametrize("times", [3.0, 100.0])
+@pytest.mark.parametrize("was_timed", [False, True])
+def test_a_model_slower_than_its_price_costs_a_small_share_of_the_time(
+    times: float, was_timed: bool
+) -> None:
+    """A price learns slowly, so a probe is charged what it took."""
+    controller, spent, num_steps = make_controller(), 0.0, 20_000
+    if not was_timed:
+        controller._model_planner.drafters.clear()
+    for number in range(num_steps // ANSWER):
+        controller.begin(number, "")
+        for _ in range(ANSWER):
+            if not controller.may_ask_model_now("model"):
+                continue
+            (allowance,) = grant(controller, {"model": [ModelSlot(number, 16)]}, STEP)["model"]
+            if length := allowance.max_tokens:
+                spent += times * PLAIN_MS
+                call = model_call([allowance], [[0.9] * length], times * PLAIN_MS)
+                ran(controller, call, STEP, 0, number=number)
+        controller.end(number, ANSWER)
+    # before it is known to be slow: its credit, or one call
+    assert spent <= (2.0 * TRIAL_SHARE * num_steps + CREDIT + 2.0 * times) * PLAIN_MS
+
+
 @pytest.mark.parametrize("catch_up", [None, 0], ids=["raises", "reads nothing"])
 @pytest.mark.parametrize("can_skip", [False, True])
 def test_a_model_that_fails_again_and_again_costs_a_small_share_of_the_time(
