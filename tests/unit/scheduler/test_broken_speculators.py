@@ -4,7 +4,6 @@ drafts and nobody else anything, and the failure says what to mend.
 
 from __future__ import annotations
 
-import copy
 import logging
 import pickle
 from array import array
@@ -32,7 +31,6 @@ from tests.harness import (
 
 from headstart.sampling import SamplingParams
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.scheduler.sequence import OwnedTokens
 from headstart.speculators import Speculator
 from headstart.speculators.suffix import SuffixSpeculator
 from headstart.testing import assert_lossless
@@ -244,25 +242,6 @@ def test_a_request_that_is_changed_changes_no_text(call: str, do, spec, control)
     chain = [Broken(**{call: do}), SuffixSpeculator()]
     scheduler = make_scheduler(Model(2), chain, spec, control)
     run_checked(scheduler, requests)
-
-
-def test_owned_tokens_read_like_a_list_and_their_copies_are_lists() -> None:
-    tokens = OwnedTokens([1, 2, 3])
-    tokens.grow([4, 5])
-    tokens.drop(1, 3)
-    assert tokens == [1, 4, 5] == [*tokens]
-    copies = [tokens[:], tokens.copy(), copy.copy(tokens), copy.deepcopy(tokens), [*tokens]]
-    for plain in (*copies, pickle.loads(pickle.dumps(tokens))):
-        assert type(plain) is list
-        plain.append(1)
-    for name in ("append", "extend", "insert", "remove"):
-        with pytest.raises(TypeError, match="change a copy"):
-            getattr(tokens, name)(*([0, 1] if name == "insert" else [[1]]))
-    with pytest.raises(TypeError, match="change a copy"):
-        del tokens[0]
-    with pytest.raises(TypeError, match="change a copy"):
-        tokens *= 2
-    assert tokens == [1, 4, 5]
 
 
 class NamelessError(Exception):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,6 +33,7 @@ from tests.harness import (
 
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.context_shift import MOST_CHUNKS, find_chunks
+from headstart.scheduler.sequence import OwnedTokens
 from headstart.structures.prefix import common_prefix_length
 from headstart.testing import FakeEngine, LetterVocab
 from headstart.types import CacheKind
@@ -241,3 +244,22 @@ def test_a_shift_that_fails_ends_its_own_request_only(monkeypatch: pytest.Monkey
     check(engine, [short], answers)
     assert answers["long"].error is not None
     assert answers["long"].tokens == rule(engine, long).tokens[: CONTEXT - 20]
+
+
+def test_owned_tokens_read_like_a_list_and_their_copies_are_lists() -> None:
+    tokens = OwnedTokens([1, 2, 3])
+    tokens.grow([4, 5])
+    tokens.drop(1, 3)
+    assert tokens == [1, 4, 5] == [*tokens]
+    copies = [tokens[:], tokens.copy(), copy.copy(tokens), copy.deepcopy(tokens), [*tokens]]
+    for plain in (*copies, pickle.loads(pickle.dumps(tokens))):
+        assert type(plain) is list
+        plain.append(1)
+    for name in ("append", "extend", "insert", "remove"):
+        with pytest.raises(TypeError, match="change a copy"):
+            getattr(tokens, name)(*([0, 1] if name == "insert" else [[1]]))
+    with pytest.raises(TypeError, match="change a copy"):
+        del tokens[0]
+    with pytest.raises(TypeError, match="change a copy"):
+        tokens *= 2
+    assert tokens == [1, 4, 5]
