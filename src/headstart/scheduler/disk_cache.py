@@ -85,7 +85,7 @@ class DiskCache:
         self._counts = DiskReport(folder=str(place.folder), max_bytes=place.max_bytes)
         self._loading: dict[str, Future[StoredPrompt | None]] = {}
         self.is_over = threading.Event()  # no decodes to pause for
-        self._too_old = 0.0  # prompts last used before this find no room
+        self._too_old = defaultdict[str, float](float)  # by owner: prompts used before lack room
         self.failure = ""  # why nothing can be written; logged once
         self._retry_at = 0.0
         # of the whole folder, as the writer last saw it, by owner: bytes, and evictable files, the
@@ -134,7 +134,7 @@ class DiskCache:
         were used later, or if the queue is full.
         """
         num_bytes = prompt.num_bytes
-        is_too_old = prompt.last_used <= self._too_old
+        is_too_old = prompt.last_used <= self._too_old[owner_of(prompt.namespace)]
         is_refused = prompt.is_private or is_too_old or num_bytes > self._place.max_bytes
         if is_refused or self.knows(prompt.namespace, prompt.tokens):
             return False
@@ -332,7 +332,7 @@ class DiskCache:
                 continue
             used, _, file = self._by_age[most].pop() if self._by_age[most] else (inf, 0, None)
             if file is None or used >= prompt.last_used:
-                self._too_old = prompt.last_used
+                self._too_old[owner] = prompt.last_used
                 return False
             with suppress(FileNotFoundError):
                 if file.path.stat().st_mtime > used:  # used since the folder was listed

@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 from tests.harness import Clock, submit_all
 from tests.unit.scheduler.conversations import ask, conversation, long
-from tests.unit.scheduler.test_disk_cache import served, settled, started, stop, texts
+from tests.unit.scheduler.test_disk_cache import (
+    cache,
+    served,
+    settled,
+    started,
+    stop,
+    stored,
+    texts,
+)
 
 from headstart.scheduler import disk_cache
 from headstart.scheduler.disk_cache import DiskCache
@@ -93,3 +101,18 @@ def test_no_request_waits_long_for_a_disk_that_does_not_answer(
     scheduler.step()
     answers.set()
     assert len(scheduler.running) == 2
+
+
+def test_a_prompt_beyond_its_tenant_s_share_keeps_no_other_tenant_s_off_the_disk(
+    tmp_path: Path,
+) -> None:
+    disk = cache(tmp_path, max_bytes=10 * (stored(0).num_bytes + 300))
+    early = stored(1, namespace="a")
+    for number in range(2, 8):
+        assert disk.put(stored(number, namespace="a"))
+    assert disk.put(stored(8, num_bytes=9_000, namespace="b"))
+    settled(disk)
+    assert texts(tmp_path) == 6  # the last one found no room
+    assert disk.put(early)
+    settled(disk)
+    assert texts(tmp_path) == 7
