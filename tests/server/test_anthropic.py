@@ -121,6 +121,12 @@ def test_blocks_become_messages_in_their_order() -> None:
     assert chat.max_tokens == 4096
 
 
+def test_a_tool_of_the_api_is_offered_by_its_name() -> None:
+    web = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+    (tool,) = chat_body(MessagesBody(messages=MESSAGES, tools=[web])).tools or []
+    assert tool["function"] == {"name": "web_search", "description": "", "parameters": {}}
+
+
 def test_a_stamp_of_claude_code_changes_no_prompt() -> None:
     def prompt(stamp: str) -> Any:
         head = f"x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; {stamp};"
@@ -196,7 +202,7 @@ def test_a_stream_has_the_blocks_of_the_whole_answer(said: list[bytes], kinds: l
             "source of type base64",
         ),
         ("messages", [{"role": "user", "content": [{"type": "x"}]}], "block of type 'x'"),
-        ("tools", [{"name": "web", "type": "web_search"}], "must have a name and an input_schema"),
+        ("tools", [{"type": "mcp_toolset"}], "tools.0.name is null but must be a text"),
         ("tool_choice", {"type": "x"}, "tool_choice.type is 'x'"),
         ("tool_choice", {"type": ["x"]}, r"tool_choice.type is \['x'\]"),
         ("chat_template_kwargs", "x", "chat_template_kwargs is 'x' but must be an object"),

@@ -202,14 +202,13 @@ def _text_of(blocks: Any, where: str) -> str:
 
 
 def _tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(tool.get("name"), str) or "input_schema" not in tool:
-        raise RequestError(
-            f"tools.{index} must have a name and an input_schema; tools of the API have neither"
-        )
+    """A tool as a function; those of the API have a name alone, as in llama-server."""
+    if not isinstance(tool.get("name"), str):
+        raise wrong_value(f"tools.{index}.name", tool.get("name"), "a text")
     function = {
         "name": tool["name"],
         "description": tool.get("description") or "",
-        "parameters": tool["input_schema"],
+        "parameters": tool.get("input_schema") or {},
     }
     return {"type": "function", "function": function}
 
