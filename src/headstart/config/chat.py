@@ -114,7 +114,7 @@ class SamplingConfig:
         "or tools of their own",
     )
     grammar_file: str | None = option(None, "the same from a file")
-    json_schema: str | None = option(None, "JSON schema for such answers; {} for any JSON")
+    json_schema: str | None = option(None, "JSON schema for such answers; {} for any JSON object")
     json_schema_file: str | None = option(None, "the same from a file")
     escape: bool = option(
         True, "read escapes such as \\n and \\t in --reverse-prompt and --dry-sequence-breaker"

@@ -110,6 +110,8 @@ def _from_format(value: dict[str, Any]) -> Constraint | None:
 def _schema(field: str, value: Any) -> Constraint:
     if not isinstance(value, dict):
         raise wrong_value(field, value, "a JSON schema, an object")
+    if not value:  # any object, as in llama-server
+        return Constraint(kind=ConstraintKind.JSON_OBJECT)
     return Constraint(kind=ConstraintKind.JSON_SCHEMA, text=orjson.dumps(value).decode())
 
 
