@@ -58,6 +58,7 @@ class WarmUp:
         self._tasks: list[Callable[[Timer, Interrupted], bool]] = []  # return whether they are done
         if not drafting.controller.knows_costs(min(8, engine.max_outputs)):
             self._tasks.append(self._time_decodes)
+        self._comparison = WidthComparison(engine, [], clock, cuts=True)
         if compared and engine.max_outputs >= max(WIDE) // 2:  # otherwise no step is that wide
             self._tasks.append(partial(self._compare_widths, compared))
 
@@ -104,8 +105,8 @@ class WarmUp:
             return False
         own, spare = timer.sequences[0], self._engine.padding_sequence
         try:
-            comparison = WidthComparison(self._engine, [own], self._clock, cuts=True)
-            classes = comparison.run((SHORT,), is_interrupted)
+            self._comparison.sequences = [own]
+            classes = self._comparison.run((SHORT,), is_interrupted)
             if classes is None:
                 return False
             by_order = 0.0 if spare in (None, own) else change_by_order(self._engine, own, spare)

@@ -57,15 +57,19 @@ class WidthComparison:
         bug in truncation would look like one in a kernel.
         """
         self._cuts, self._num_rows = cuts, num_rows
-        self._engine, self._sequences, self._clock = engine, sequences, clock
+        self._engine, self.sequences, self._clock = engine, sequences, clock
         self._batch = Batch(engine.max_batch_tokens)
         self._first: NDArray[np.float32] | None = None
+        self._found: dict[int, dict[int, _Found]] = {}  # by length, then width
         self._change = 0.0
 
     def run(
         self, lengths: Sequence[int] = (SHORT,), is_interrupted: Callable[[], bool] = lambda: False
     ) -> WidthClasses | None:
-        """The classes for caches of these lengths; None if interrupted, by at most one decode."""
+        """The classes for caches of these lengths.
+
+        None if interrupted, which takes at most one decode; the next call continues.
+        """
         self._is_interrupted = is_interrupted
         most = min(self._engine.max_batch_tokens, self._engine.max_outputs)
         room = self._engine.context_size - max(WIDE)
@@ -73,25 +77,26 @@ class WidthComparison:
         for length in dict.fromkeys(max(1, min(length, room)) for length in lengths):
             fitting = min(most, self._engine.context_size - length)
             widths = [n for n in (*range(1, 17), *WIDE) if n <= fitting]
-            found: dict[int, _Found] = {}
-            try:
+            if not (found := self._found.setdefault(length, {})):
                 self._first = None
-                self._read(self._sequences[0], length)
+            try:
+                self._read(self.sequences[0], length)
                 others = self._read_others(length)
-                own = self._sequences[0]
+                own = self.sequences[0]
                 saved = bytearray() if self._cuts else self._engine.save_sequence(own)
                 for width in widths:
-                    found[width] = self._look(width, length, saved, others)
+                    if width not in found:
+                        found[width] = self._look(width, length, saved, others)
             except _GaveWay:
                 return None
             finally:
-                for seq_id in self._sequences:
+                for seq_id in self.sequences:
                     self._engine.clear(seq_id)
             classes = _refine(classes, found, self._change)
         return classes
 
     def _look(self, width: int, length: int, saved: bytearray, others: list[int]) -> _Found:
-        found, own = _Found(), self._sequences[0]
+        found, own = _Found(), self.sequences[0]
         num = max(1, self._num_rows // width) if width != _ROWS else CERTAIN_ROWS // width
         num = min(num, (self._engine.context_size - length) // width)
         for index in range(num):
@@ -107,7 +112,7 @@ class WidthComparison:
         self._put(own, saved, length)
         if 2 <= width <= 1 + len(others):
             rows = [(own, length, [self._token(length)])]
-            for index, seq_id in enumerate(self._sequences[1:width]):
+            for index, seq_id in enumerate(self.sequences[1:width]):
                 rows.append((seq_id, others[index], [self._token(others[index])]))
                 others[index] += 1
             found.strangers.add(_digest(self._decode(rows, found)[0]))
@@ -152,8 +157,8 @@ class WidthComparison:
     def _read_others(self, length: int) -> list[int]:
         """Fill the other sequences, longer than the first one; returns their lengths."""
         longer = min(length + 230, self._engine.context_size - 32)
-        lengths = [longer if i == 0 else 8 for i in range(len(self._sequences) - 1)]
-        for seq_id, num in zip(self._sequences[1:], lengths, strict=True):
+        lengths = [longer if i == 0 else 8 for i in range(len(self.sequences) - 1)]
+        for seq_id, num in zip(self.sequences[1:], lengths, strict=True):
             self._read(seq_id, num)
         return lengths
 

@@ -97,6 +97,18 @@ def test_a_request_waits_for_one_decode_of_a_comparison_at_most() -> None:
     assert engine.cells_used() == 0
 
 
+def test_a_comparison_goes_on_where_it_was_interrupted() -> None:
+    """Requests may never leave the time for all of it."""
+    kernel: Kernel = lambda batch, row: (batch.num_rows > 1) + (batch.num_rows > 8)  # noqa: E731
+    comparison, classes, num = WidthComparison(Kernels(kernel), [0], lambda: 0.0), None, 0
+    while classes is None and num < 20:
+        looks, num = count(1), num + 1
+        comparison.sequences = [num % 3]
+        classes = comparison.run(is_interrupted=lambda looks=looks: next(looks) > 40)
+    assert 1 < num < 20
+    assert str(classes) == "1 | 2-8 | 9-64"
+
+
 def test_a_server_says_which_widths_its_texts_depend_on_and_what_exactness_costs() -> None:
     found = compare(lambda batch, row: (batch.num_rows > 1) + (batch.num_rows > 8))
     times = {n: 10.0 if n == 1 else 12.5 for n, _ in found.milliseconds}
