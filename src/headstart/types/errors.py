@@ -17,8 +17,6 @@ HeadstartError
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 
 class HeadstartError(Exception):
     """Base of all errors this package raises on purpose; says how HTTP reports them."""
@@ -113,9 +111,10 @@ class BackendError(HeadstartError):
 
 def in_words(error: BaseException) -> str:
     """Its kind and, unless reading it fails, its message, in text that JSON can hold."""
-    with suppress(Exception):
+    try:
         return plain_text(f"{type(error).__name__}: {error}")
-    return type(error).__name__
+    except Exception:
+        return type(error).__name__
 
 
 def plain_text(text: str) -> str:
