@@ -291,7 +291,8 @@ class DiskCache:
             except Exception as error:  # whatever the file holds, the prompt is decoded again
                 if not isinstance(error, FileNotFoundError):  # removed by another server
                     log.warning("a prompt on the disk is not used: %s: %s", file.path, error)
-                self._drop(file)
+                is_damaged = not isinstance(error, OSError | MemoryError)
+                (self._drop if is_damaged else self.index.remove)(file)
                 break
             parent = file.keys[file.length]
             text.extend(head.tokens)

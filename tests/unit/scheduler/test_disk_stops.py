@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tests.harness import Clock, submit_all
@@ -116,3 +118,15 @@ def test_a_prompt_beyond_its_tenant_s_share_keeps_no_other_tenant_s_off_the_disk
     assert disk.put(early)
     settled(disk)
     assert texts(tmp_path) == 7
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EMFILE, "too many open files"), MemoryError()])
+def test_a_file_that_cannot_be_read_now_is_there_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    served(tmp_path, conversation(1))
+    monkeypatch.setattr(DiskCache, "reading_seconds", lambda self, files: 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_cache, "read_prompt", Mock(side_effect=error))
+        assert ask(started(tmp_path), conversation(1, 1)) == [120]
+    assert served(tmp_path, conversation(1, 1)) == [20]
