@@ -166,7 +166,7 @@ class CallRules:
         self, arguments: TaggedArguments, name: str, schema: Mapping[str, Any]
     ) -> list[str]:
         properties = schema.get("properties")
-        required = schema.get("required") or ()
+        required = schema["required"] if isinstance(schema.get("required"), list) else ()
         parts = []
         for key, value in (properties if isinstance(properties, Mapping) else {}).items():
             if self._tools.is_strict(name) and "string" in self._tools.types(name, key):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from headstart.text.toolcalls.argument_types import referenced
+from headstart.text.toolcalls.argument_types import listed, referenced
 from headstart.types.errors import RequestError
 
 MAX_DEPTH = 32
@@ -106,11 +106,10 @@ class ValueRules(ABC):
         self._check(schema)
         if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#"):
             return self._referenced(reference, end, depth)
-        if "const" in schema or "enum" in schema:
-            values = schema.get("enum", [schema.get("const")])
+        if values := listed(schema):
             return self._one_of(self.literal(value, end) for value in values)
         for key in ("anyOf", "oneOf"):
-            if schema.get(key):
+            if schema.get(key) and isinstance(schema[key], list):
                 return self._one_of(self.value(one, end, depth + 1) for one in schema[key])
         types = schema.get("type") or _guessed_types(schema)
         names = types if isinstance(types, list) else [types]
@@ -171,7 +170,8 @@ class ValueRules(ABC):
             bounds = {key: schema[key] for key in _BOUNDS if key in schema}
             return self.scalar({"type": name, **bounds}, end)
         if name == "array" and depth < MAX_DEPTH:
-            limits = schema.get("minItems", 0), schema.get("maxItems")
+            least, most = schema.get("minItems"), schema.get("maxItems")
+            limits = least if isinstance(least, int) else 0, most if isinstance(most, int) else None
             items = schema.get("items")
             return self.array(partial(self.value, items, depth=depth + 1), limits, end)
         if name == "object" and depth < MAX_DEPTH:

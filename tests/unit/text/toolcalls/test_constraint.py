@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 
@@ -376,6 +377,28 @@ def test_what_a_form_cannot_demand_of_texts_is_an_error_of_strict_tools_only(nam
         required_calls(calls, rules(strict))
     del text["pattern"]
     required_calls(calls, rules(strict))
+
+
+@pytest.mark.parametrize("name", ["Qwen3-Coder", "google-gemma-4-31B-it", "LFM2.5-8B-A1B"])
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"oneOf": -1},
+        {"anyOf": {"type": "string"}},
+        {"enum": None},
+        {"enum": []},
+        {"type": "array", "minItems": "a", "maxItems": [1]},
+        {"type": {"a": 1}},
+        {"type": "object", "properties": [], "required": 5},
+    ],
+)
+def test_a_schema_that_is_none_raises_no_other_error(name, keywords):
+    for parameters in (
+        {"type": "object", "properties": {"a": keywords}, "required": True},
+        keywords,
+    ):
+        with contextlib.suppress(RequestError):
+            required_calls(calls_of(name), rules(tools_of(parameters)))
 
 
 def test_arguments_between_markers_may_refer_to_definitions():
