@@ -118,61 +118,6 @@ def test_the_grammar_holds_what_the_template_writes(name, tools, arguments):
     assert json.loads(call.arguments) == arguments
 
 
-ARGUMENTS = {
-    "area": "90210", "flag": False, "grid": [[1, 2], [3], []], "note": None, "person": {
-        "code": "007", "person": {"code": "1"}, "tags": ["2", "true"]}, "tags": [],
-}  # fmt: skip
-NAMED = tools_of(
-    {
-        "type": "object",
-        "properties": {
-            "area": {"type": ["string", "null"]},
-            "flag": {"type": "boolean"},
-            "grid": {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
-            "note": {"type": ["string", "null"]},
-            "person": {"$ref": "#/$defs/person"},
-            "tags": {"$ref": "#/$defs/tags"},
-        },
-        "$defs": {
-            "tags": {"type": "array", "items": {"type": "string"}},
-            "person": {
-                "type": "object",
-                "properties": {
-                    "code": {"type": "string"},
-                    "person": {"$ref": "#/$defs/person"},
-                    "tags": {"$ref": "#/$defs/tags"},
-                },
-            },
-        },
-    }
-)
-
-
-def test_a_quoted_text_may_contain_the_end_of_a_value():
-    arguments = {"to": "x", "text": "a</param>\n<b>]] ]>"}
-    parameters = {"properties": {key: {"type": "string"} for key in arguments}}
-    tools = tools_of({"type": "object", **parameters, "required": ["to", "text"]}, "send")
-    template, text = written("openbmb-MiniCPM5-1B", ("send", arguments), tools=tools)
-    answer_format = find_format(template)
-    call = text[text.rindex("<function name") : text.rindex("</function>") + len("</function>")]
-    assert accepts(required_calls(answer_format.calls, rules(tools)), call)
-    for pieces in ([text], list(text)):
-        *_, call = read(answer_format, pieces, tools=tools).calls
-        assert json.loads(call.arguments) == arguments
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_arguments_of_all_types_are_read_as_the_schema_has_them(name):
-    template, text = written(name, ("f", ARGUMENTS), tools=NAMED)
-    start = text.rindex("assistant") if name == "muse-glimmer" else 0
-    text = text[start:].removeprefix("assistant")
-    answer_format = find_format(template)
-    for pieces in ([text], list(text)):
-        *_, call = read(answer_format, pieces, tools=NAMED).calls
-        # MiniMax M3's template leaves out what is null
-        assert {"note": None, **json.loads(call.arguments)} == ARGUMENTS
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_the_grammar_makes_a_model_write_is_read_as_calls(name):
     """Follow the grammar along random bytes; the text that comes out has to be a call."""
