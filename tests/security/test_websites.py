@@ -41,7 +41,7 @@ def test_a_page_of_another_origin_neither_reads_nor_generates(client, worker):
 
 
 def test_a_name_that_points_here_is_not_ours(client, worker):
-    for host in ("rebound.example", "rebound.example:8080", "localhost.page.example", "[x"):
+    for host in ("rebound.example", "x.example:80", "localhost.page.example", "a.local.x", "[x"):
         response = client.post("/completion", json=BODY, headers={"Host": host})
         assert response.status_code in (400, 403), host
     assert "--allowed-hosts" in client.get("/props", headers={"Host": "x.example"}).text
@@ -49,7 +49,8 @@ def test_a_name_that_points_here_is_not_ours(client, worker):
 
 
 def test_our_own_names_and_addresses_are(client):
-    own = "localhost LOCALHOST:8080 a.localhost 127.0.0.1:1 [::1]:80 192.168.1.7 localhost."
+    own = "localhost LOCALHOST:8080 a.localhost 127.0.0.1:1 [::1]:80 192.168.1.7 localhost. nas"
+    own += " host.docker.internal:8080 llm.default.svc.cluster.local nas.local nas.home.arpa"
     for host in own.split():
         assert client.get("/props", headers={"Host": host}).status_code == 200, host
 

@@ -22,6 +22,9 @@ from headstart.server.errors import ApiError, shorten
 
 ANY, LOCALHOST = "*", "localhost"
 FORM, SOUNDS = "multipart/form-data", "/audio/transcriptions"
+# no public DNS has names in these (RFC 6762, RFC 8375); Docker's name of the host and a cluster's
+# names of services end so
+PRIVATE_DOMAINS = (".internal", ".local", ".home.arpa")
 OWN_SITES = ("none", "same-origin")  # of Sec-Fetch-Site: typed by the user, or from our page
 
 
@@ -96,9 +99,9 @@ class WebsitePolicy:
         if host is None or ANY in self._hosts:  # browsers always send one
             return
         name = _host_of(f"//{host}")
-        # no website can have an IP address as name, or a name without a dot
-        needs_no_dns = _is_address(name) or bool(name and "." not in name)
-        if name in self._hosts or _is_local(name) or needs_no_dns:
+        # no website can have an IP address as name, a name without a dot, or one of these domains
+        is_private = _is_address(name) or "." not in name or name.endswith(PRIVATE_DOMAINS)
+        if name in self._hosts or _is_local(name) or (name and is_private):
             return
         raise ApiError(
             403,
