@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -89,6 +91,25 @@ async def test_a_model_that_cannot_be_loaded_again_is_tried_with_the_next_reques
     assert worker.status == "ready"
     await ask(worker)
     await worker.close()
+
+
+async def test_a_worker_that_is_closed_while_it_loads_leaves_no_error_behind() -> None:
+    loop, errors = asyncio.get_running_loop(), list[object]()
+    loop.set_exception_handler(lambda _, context: errors.append(context))
+
+    class Loading:
+        def start(self, hear: Callable[[None], None]) -> None:
+            self.close = lambda: loop.call_soon_threadsafe(hear, None)
+
+    worker = WorkerClient(Loading)  # type: ignore[arg-type]
+    starting = asyncio.create_task(worker.start())
+    await asyncio.sleep(0)
+    starting.cancel()
+    await worker.close()
+    await asyncio.sleep(0)
+    del worker, starting
+    gc.collect()
+    assert not errors
 
 
 async def test_a_request_that_comes_as_the_time_is_over_keeps_the_model() -> None:

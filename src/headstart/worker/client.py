@@ -211,6 +211,7 @@ class WorkerClient:
         if self.status == "closed":
             if not self._ready.done():
                 self._ready.set_exception(CapacityError(_SHUTTING_DOWN))
+                self._ready.exception()  # perhaps nothing waits for it any longer
             return
         self.failure = str(error)
         if not self._ready.done():
