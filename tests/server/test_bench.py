@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from tests.server.server_process import until
 from tests.server.serving import serving_models
 
 from headstart.app.cli import serve
@@ -172,6 +176,35 @@ def test_its_server_computes_as_the_users_but_is_not_reached_and_records_nothing
         {"temperature": 0.5, "top_k": 7},
     )
     assert config.scheduler.kv_unified, "each question may use the whole context"
+
+
+SERVER = """
+import sys
+from http.server import HTTPServer, SimpleHTTPRequestHandler
+HTTPServer(("127.0.0.1", int(sys.argv[-1])), SimpleHTTPRequestHandler).serve_forever()
+"""
+OWNER = """
+import sys, time
+from pathlib import Path
+from headstart.extras.bench.client import started
+with started([sys.executable, "server.py"], Path("log")) as (process, _):
+    print(process.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child")
+def test_a_server_ends_with_what_started_it_even_if_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "health").write_text("ok")
+    (tmp_path / "server.py").write_text(SERVER)
+    environment = os.environ | {"PYTHONPATH": str(Path("src").absolute())}
+    command = [sys.executable, "-c", OWNER]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        server = Path("/proc", owner.stdout.readline().decode().strip(), "stat")
+        assert server.exists()
+        owner.kill()
+    until(lambda: not server.exists() or ") Z" in server.read_text(), "its end")
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])

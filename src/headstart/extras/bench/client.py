@@ -6,9 +6,11 @@ taken from the server's.
 
 from __future__ import annotations
 
+import ctypes
 import http.client
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -236,7 +238,7 @@ def started(
     command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     """Run a server with `--port` appended; yields its process and address once it is healthy, and
-    stops it.
+    stops it. On Linux it also stops if this process is killed.
 
     Raises:
         HeadstartError: it ended, or did not get ready in time.
@@ -252,6 +254,7 @@ def started(
             stderr=subprocess.STDOUT,
             # no prompt that an earlier server read, unless --cache-disk is in the command
             env={**(environment or os.environ), "HEADSTART_CACHE_DISK": "0"},
+            preexec_fn=_end_with_parent,
         )
     try:
         _wait(process, log, lambda: bool(list(exchange(url, "/health"))))
@@ -263,6 +266,11 @@ def started(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _end_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG of <linux/prctl.h>
 
 
 def _wait(process: subprocess.Popen[bytes], log: Path, is_ready: Callable[[], bool]) -> None:
