@@ -17,6 +17,7 @@ from benchmarks.lib.simulated_slots import (
     places,
 )
 from benchmarks.lib.simulated_texts import Kind, make_model_text, make_text
+from benchmarks.lib.steps import grant
 
 from headstart.control import Allowance, Controller, ModelSlot
 from headstart.control.values import NO_ALLOWANCE, DraftCall, with_gap
@@ -146,8 +147,9 @@ class AutoModel(Learner):
     def ask(self, slots: Sequence[Slot]) -> float:
         """Let the model draft as far as control allows; returns the milliseconds it took."""
         plan, answers = self.plan, self.plan.answers
+        assert plan.shape is not None
         leads = [_lead(answer.survival) for answer in answers]
-        plan.model_slots["model"] = [
+        model_slots = [
             ModelSlot(
                 slot.number,
                 LONGEST,
@@ -158,7 +160,7 @@ class AutoModel(Learner):
             )
             for slot, lead, answer in zip(slots, leads, answers, strict=True)
         ]
-        allowed = list(self.controller.grant(plan)["model"])
+        allowed = grant(self.controller, {"model": model_slots}, plan.shape)["model"]
         asked = [i for i, allowance in enumerate(allowed) if allowance.max_tokens]
         for i in asked:
             if allowed[i].can_skip:
@@ -180,8 +182,10 @@ class AutoModel(Learner):
                 Draft([0] * len(scores[i]), scores[i], "model", is_ready=not slots[i].unread)
                 for i in asked
             ]
-            called = [answers[i] for i in asked]
-            plan.calls.append(DraftCall("model", called, drafts, milliseconds, granted, num_read))
+            call = DraftCall("model", [answers[i] for i in asked], drafts, milliseconds)
+            call.slots, call.allowances = [model_slots[i] for i in asked], granted
+            call.catch_up = num_read
+            plan.calls.append(call)
         for i in drafting:
             slots[i].catch_up_to(len(scores[i]))
             if scores[i]:

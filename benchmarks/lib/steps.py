@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from headstart.control import Allowance, Controller, ModelSlot, Step
-from headstart.control.values import DraftCall
+from headstart.control.values import NO_ALLOWANCE, DraftCall
 from headstart.scheduler.policy import Policy
 from headstart.scheduler.sequence import Ending
 from headstart.scheduler.step import End, SequencePlan, StepPlan, StepRecord
@@ -60,10 +60,15 @@ def assign_rows(
 def grant(
     controller: Controller, model_slots: Mapping[str, Sequence[ModelSlot]], step: Step
 ) -> dict[str, list[Allowance]]:
-    """How far control lets draft models draft."""
-    plan = make_plan(step)
-    plan.model_slots = {name: list(slots) for name, slots in model_slots.items()}
-    return controller.grant(plan)
+    """How far control lets each draft model draft for its slots."""
+    granted, nobody = controller.grant(model_slots, step), ("", NO_ALLOWANCE)
+    return {
+        name: [
+            allowance if drafter == name else NO_ALLOWANCE
+            for drafter, allowance in (granted.get(slot.number, nobody) for slot in slots)
+        ]
+        for name, slots in model_slots.items()
+    }
 
 
 def make_record(plan: StepPlan, milliseconds: float = 0.0, num_prompt_rows: int = 0) -> StepRecord:
@@ -106,7 +111,7 @@ def model_call(
         for one in scores
     ]
     answers = make_plan(Step(len(drafts), len(drafts), 0)).answers
-    return DraftCall(name, answers, drafts, milliseconds, [*allowances], catch_up)
+    return DraftCall(name, answers, drafts, milliseconds, [], [*allowances], catch_up)
 
 
 def ran(

@@ -13,14 +13,14 @@ One step:
 
     controller.skips_step(plan), may_ask_now(...)         which speculators are asked
     controller.survival(...), best(...)                   the value of a draft
-    controller.grant(plan)                                how far draft models draft
+    controller.grant(slots, step)                         how far draft models draft
     controller.assign_rows(plan)                          how many tokens of each draft are verified
     controller.read(record)                               costs of the step, and labels
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headstart.control.asking import AskingBudget
@@ -29,7 +29,7 @@ from headstart.control.calibration import Calibration
 from headstart.control.cost import CostTable
 from headstart.control.model_planner import ModelDraftPlanner
 from headstart.control.state import StateFile, encode, restore
-from headstart.control.values import Allowance, DraftCall, Step
+from headstart.control.values import Allowance, DraftCall, ModelSlot, Step
 from headstart.types import DraftMode
 
 if TYPE_CHECKING:
@@ -91,12 +91,11 @@ class Controller:
         asking = self._asking.get(speculator)
         return asking is None or asking.may_ask_now(num_slots)
 
-    def grant(self, plan: StepPlan) -> dict[str, list[Allowance]]:
-        """How far draft models may draft, for each entry of `plan.model_slots`; at most one per
-        answer.
-        """
-        assert plan.shape is not None
-        return self._model_planner.plan(plan.model_slots, plan.shape)
+    def grant(
+        self, slots: Mapping[str, Sequence[ModelSlot]], step: Step
+    ) -> dict[int, tuple[str, Allowance]]:
+        """Which draft model drafts for which request, by number, and how far."""
+        return self._model_planner.plan(slots, step)
 
     def assign_rows(self, plan: StepPlan) -> None:
         """Write into the plan how many draft tokens each answer verifies (all 0: none in this
@@ -145,7 +144,7 @@ class Controller:
         token_ms = plain_ms / step.num_slots / self._budget.speedup
         for call in calls:
             name = call.speculator
-            texts = {slot.number: slot.to_beat for slot in plan.model_slots.get(name, ())}
+            texts = {slot.number: slot.to_beat for slot in call.slots}
             saved_ms = -more_ms / len(calls)
             for result in record.results:
                 answer, sources = result.plan, result.plan.sources

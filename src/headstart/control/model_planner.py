@@ -66,63 +66,57 @@ class ModelDraftPlanner:
 
     def plan(
         self, asked: Mapping[str, Sequence[ModelSlot]], step: Step
-    ) -> dict[str, list[Allowance]]:
-        """How far each model may draft for each of its slots; at most one model per slot.
+    ) -> dict[int, tuple[str, Allowance]]:
+        """Which of these models drafts for which request, by number, and how far.
 
         A later model takes over a slot only if its expected net gain exceeds that of the earlier
         one. With fixed lengths, the first model is preferred.
         """
-        chosen: dict[int, tuple[str, int, Allowance]] = {}  # by number: who drafts, for which slot
+        chosen: dict[int, tuple[str, Allowance]] = {}
         gains: dict[int, float] = {}  # by number
         for name, slots in asked.items():
-            by_hand, auto = False, list[int]()
-            for index, slot in enumerate(slots):
-                if slot.fixed_confidence is None:
-                    auto += [index] * (slot.max_tokens > 0)
-                else:
+            by_hand, auto = False, list[ModelSlot]()
+            for slot in slots:
+                if slot.fixed_confidence is not None:
                     by_hand, allowance = True, Allowance(slot.max_tokens, slot.fixed_confidence)
-                    chosen.setdefault(slot.number, (name, index, allowance))
+                    chosen.setdefault(slot.number, (name, allowance))
+                elif slot.max_tokens > 0:
+                    auto.append(slot)
             if not auto:
                 continue
             self._accrue(name, 1)
             tables = self._calibration.tables
             num_labels = tables[name].num_labels + tables[with_gap(name)].num_labels
             if num_labels < WEIGHT:  # until then it does not catch up on every prompt
-                auto = [min(auto, key=lambda i: slots[i].catch_up)]
+                auto = [min(auto, key=lambda slot: slot.catch_up)]
             for can_skip in (False, True):
-                able = [i for i in auto if slots[i].can_skip or not can_skip]
-                own = [slots[i] for i in able]
-                best, allowed, gain = self._best(name, own, step, gains, can_skip=can_skip)
-                for i in best:
-                    slot = slots[able[i]]
+                able = [slot for slot in auto if slot.can_skip or not can_skip]
+                best, allowed, gain = self._best(name, able, step, gains, can_skip=can_skip)
+                for slot in best:
                     length = min(slot.max_tokens, allowed.max_tokens)
                     allowance = Allowance(length, allowed.min_confidence, can_skip)
-                    chosen[slot.number] = name, able[i], allowance
+                    chosen[slot.number] = name, allowance
                     gains[slot.number] = gains.get(slot.number, 0.0) + gain
             drafter = self.drafters[name]
-            if any(holder == name for holder, *_ in chosen.values()):
+            if any(holder == name for holder, _ in chosen.values()):
                 drafter.probes.reading, drafter.num_refused = None, 0
             elif not by_hand:
-                probed = self._probe(drafter, [slots[i] for i in auto], step)
+                probed = self._probe(drafter, auto, step)
                 if probed is not None:
-                    index = next(i for i in auto if slots[i].number == probed)
-                    slot = slots[index]
-                    drafter.probes.savings -= gains.get(slot.number, 0.0)  # taken from another
+                    slot = next(slot for slot in auto if slot.number == probed)
+                    drafter.probes.savings -= gains.get(probed, 0.0)  # taken from another
                     length = min(slot.max_tokens, PROBE_TOKENS)
                     allowance = Allowance(length, can_skip=slot.can_skip, is_probe=True)
-                    chosen[probed] = name, index, allowance
+                    chosen[probed] = name, allowance
                 if not any(slot.to_beat or slot.prefix < 1.0 for slot in slots):
                     drafter.num_refused += 1
                     drafter.rest = min(REST, drafter.num_refused // 8)
-        planned = {name: [NO_ALLOWANCE] * len(slots) for name, slots in asked.items()}
-        for name, index, allowance in chosen.values():
-            planned[name][index] = allowance
         for name, slots in asked.items():
-            for slot, allowance in zip(slots, planned[name], strict=True):
-                if allowance is NO_ALLOWANCE:
+            for slot in slots:
+                if slot.number not in chosen or chosen[slot.number][0] != name:
                     for one in (name, with_gap(name)):
                         self.drafters[one].history.skip(slot.number)
-        return planned
+        return chosen
 
     def may_ask_now(self, speculator: str) -> bool:
         """Whether to plan for it in this step; call it once per step."""
@@ -223,11 +217,11 @@ class ModelDraftPlanner:
         gains: Mapping[int, float],
         *,
         can_skip: bool,
-    ) -> tuple[list[int], Allowance, float]:
-        """The best plan for these slots, beyond the expected gains of other models: indices of
-        slots, how far to draft, and the expected tokens above the price for each.
+    ) -> tuple[list[ModelSlot], Allowance, float]:
+        """The best plan for these slots, beyond the expected gains of other models: for which slots
+        to draft, how far, and the expected tokens above the price for each.
         """
-        nothing = list[int](), NO_ALLOWANCE, 0.0
+        nothing = list[ModelSlot](), NO_ALLOWANCE, 0.0
         if not slots or step.max_draft_rows < 1:
             return nothing
         name = with_gap(speculator) if can_skip else speculator
@@ -270,7 +264,7 @@ class ModelDraftPlanner:
         if value <= 0.0:
             return nothing
         allowed = Allowance(int(LENGTHS[length]), float(LIMITS[limit]), can_skip)
-        return order[: n + 1, limit].tolist(), allowed, value / (n + 1)
+        return [slots[i] for i in order[: n + 1, limit]], allowed, value / (n + 1)
 
     def _num_left(self, slot: ModelSlot) -> float:
         """Tokens still to come: the mean answer length, or the rest of max_tokens. Lengths vary so

@@ -63,7 +63,8 @@ class ModelSlot:
     number: int
     max_tokens: int  # most tokens it may draft
     catch_up: int = 0  # tokens to decode first, without the newest one
-    prefix: float = 1.0  # survival of the text draft that the model would continue; 1 without one
+    num_before: int = 0  # tokens of the text draft that the model would continue
+    prefix: float = 1.0  # survival of that draft; 1 without one
     to_beat: float = 0.0  # tokens: what is expected of a text draft that the model's would replace
     num_left: int = 2**30  # most tokens still to come
     fixed_confidence: float | None = None  # the user's p_min with a length set by hand; None: auto
@@ -101,7 +102,8 @@ class DraftCall:
     answers: list[SequencePlan]
     drafts: list[Draft]
     milliseconds: float
-    # of draft models, otherwise empty: limits by answer
+    # of draft models, otherwise empty: by answer, what it could do and how far it may draft
+    slots: list[ModelSlot] = field(default_factory=list)
     allowances: list[Allowance] = field(default_factory=list)
     catch_up: int | None = None  # tokens decoded first, in total; None: it failed, or is no model
 

@@ -49,8 +49,7 @@ class Committer:
         All rows are sampled before anything else is done: logits fill the processor's caches, so
         alternating with other work would evict that work's data each time.
         """
-        endings, grown = list[tuple[Sequence, Ending]](), list[SequenceRecord]()
-        self._verify_all(record, logits, endings)
+        endings, grown = self._verify_all(record, logits), list[SequenceRecord]()
         for result in record.results:
             if result.emitted:
                 try:
@@ -70,11 +69,11 @@ class Committer:
             if ending is not None:
                 yield sequence, ending
 
-    def _verify_all(
-        self, record: StepRecord, logits: Logits, endings: list[tuple[Sequence, Ending]]
-    ) -> None:
-        """Sample tokens for each sequence whose known tokens are all decoded."""
-        offset = 0
+    def _verify_all(self, record: StepRecord, logits: Logits) -> list[tuple[Sequence, Ending]]:
+        """Sample tokens for each sequence whose known tokens are all decoded; returns those that
+        are over without one.
+        """
+        offset, endings = 0, list[tuple[Sequence, Ending]]()
         for result in record.results:
             plan = result.plan
             sequence, length = plan.sequence, plan.start + plan.num_rows
@@ -103,6 +102,7 @@ class Committer:
                     self._cache.cut(sequence, len(sequence.text.tokens))
                     ending = RENEWED
                 endings.append((sequence, ending))
+        return endings
 
     def _note_chunk(self, sequence: Sequence, length: int) -> None:
         """After a prompt chunk: take a checkpoint if one is due at this length."""

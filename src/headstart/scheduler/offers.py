@@ -57,7 +57,7 @@ def askable(
 
 
 def consider(
-    answer: SequencePlan, draft: Draft, controller: Controller, before: list[int] | None = None
+    answer: SequencePlan, draft: Draft, controller: Controller, before: Sequence[int] = ()
 ) -> Candidate | None:
     """The legal part of a draft, with forced tokens; None if no token of the draft is legal.
 
@@ -66,7 +66,7 @@ def consider(
     legality = answer.sequence.text.legality
     if legality is None:
         return candidate(answer, (draft,), controller, before) if draft.tokens else None
-    parts = splice(legality, draft, answer.limit - len(before or ()), before or [])
+    parts = splice(legality, draft, answer.limit - len(before), before)
     if draft.tokens and all(part.speculator != draft.speculator for part in parts):
         answer.miss(draft.speculator, ILLEGAL)
         return None
@@ -77,7 +77,7 @@ def candidate(
     answer: SequencePlan,
     parts: tuple[Draft, ...],
     controller: Controller,
-    before: list[int] | None = None,
+    before: Sequence[int] = (),
 ) -> Candidate:
     """A draft, or the continuation of one, as it may be verified. Control tracks the speculator's
     own tokens up to the first forced ones.
@@ -96,7 +96,7 @@ def candidate(
             line = [previous, *part.tokens]
             if offer is None:
                 known = part if name == part.speculator else replace(part, speculator=name)
-                offer = Offer(known, line, [*(before or ()), *tokens])
+                offer = Offer(known, line, [*before, *tokens])
                 answer.offers.append(offer)
             if not is_by_hand:
                 own = controller.survival(name, part.confidence, sequence.number, line)

@@ -80,14 +80,14 @@ class Counts:
         for call in record.plan.calls:
             for answer, draft in zip(call.answers, call.drafts, strict=True):
                 sequence = answer.sequence
-                counts = self._requests.get(sequence.number) or self._request(sequence)
+                counts = self._requests.get(sequence.number) or self._begin(sequence)
                 stats = counts.by_speculator[call.speculator]
                 stats.num_calls += 1
                 stats.num_offered += len(draft.tokens) > 0
         for result in record.results:
             if result.emitted:
                 sequence = result.plan.sequence
-                counts = self._requests.get(sequence.number) or self._request(sequence)
+                counts = self._requests.get(sequence.number) or self._begin(sequence)
                 counts.num_steps += 1
                 if not result.plan.is_prompt:
                     _count_step(result, counts)
@@ -98,11 +98,9 @@ class Counts:
         self._ended.add(counts)
         return counts
 
-    def _request(self, sequence: Sequence) -> RequestCounts:
-        counts = self._requests.get(sequence.number)
-        if counts is None:
-            counts = self._requests[sequence.number] = RequestCounts()
-        if not counts.by_speculator and not sequence.policy.reason:
+    def _begin(self, sequence: Sequence) -> RequestCounts:
+        counts = self._requests[sequence.number] = RequestCounts()
+        if not sequence.policy.reason:
             counts.by_speculator |= {name: SpeculationStats() for name in sequence.policy.types}
         return counts
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headstart.control.values import DraftCall, ModelSlot, Step
+from headstart.control.values import DraftCall, Step
 from headstart.scheduler.sequence import Ending, Sequence
 from headstart.types import Batch, Draft
 from headstart.types.request import RequestStats, TokenLogprob
@@ -91,8 +91,6 @@ class StepPlan:
 
     shape: Step | None = None  # the step as control sees it; None: it is not asked
     calls: list[DraftCall] = field(default_factory=list)
-    # by draft model, what it could do for each answer it may draft for
-    model_slots: dict[str, list[ModelSlot]] = field(default_factory=dict)
     asking_ms: float = 0.0  # of asking text speculators, assigning rows, and learning
     copies_ms: list[float] = field(default_factory=list)  # of saving states before drafts
 

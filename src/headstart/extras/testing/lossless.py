@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from headstart.config import SchedulerConfig, SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.control.values import Allowance
+from headstart.control.values import Allowance, ModelSlot, Step
 from headstart.extras.testing.fakes import FakeEngine, LetterVocab
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
@@ -40,15 +40,15 @@ class RandomController(Controller):
             answer.num_verified = int(self._random.integers(0, len(answer.draft) + 1))
         plan.num_padding = int(self._random.integers(0, 4)) if plan.shape.can_pad else 0
 
-    def grant(self, plan: StepPlan) -> dict[str, list[Allowance]]:
-        draw, drafted = self._random.integers, set[int]()
-        planned: dict[str, list[Allowance]] = {name: [] for name in plan.model_slots}
-        for name, slots in plan.model_slots.items():
-            for slot in slots:  # at most one model drafts for each
-                length = 0 if slot.number in drafted else int(draw(0, slot.max_tokens + 1))
-                drafted |= {slot.number} if length else set()
-                planned[name].append(Allowance(length, can_skip=bool(draw(0, 2))))
-        return planned
+    def grant(
+        self, slots: Mapping[str, Sequence[ModelSlot]], step: Step
+    ) -> dict[int, tuple[str, Allowance]]:
+        draw, chosen = self._random.integers, dict[int, tuple[str, Allowance]]()
+        for name, own in slots.items():
+            for slot in own:
+                if slot.number not in chosen and (length := int(draw(0, slot.max_tokens + 1))):
+                    chosen[slot.number] = name, Allowance(length, can_skip=bool(draw(0, 2)))
+        return chosen
 
 
 def assert_lossless(make: Callable[[], Speculator], *, num_tokens: int = 32) -> tuple[int, int]:
