@@ -14,6 +14,7 @@ from tests.harness import Model, make_requests, make_scheduler
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.warm_up import WarmUp, never
 from headstart.types.request import FinishEvent, ProgressEvent, Request
+from headstart.worker import transport as transport_module
 from headstart.worker.loop import SAVE_SECONDS, run_loop
 from headstart.worker.pipes import Command, Message, Stop
 from headstart.worker.transport import QUIET_SECONDS, STOP_SECONDS, ProcessTransport
@@ -175,12 +176,15 @@ class LongStep:
     def __init__(self, seconds: float) -> None:
         self.left = seconds
         self.was_killed = False
+        self.sentinel = self
 
-    def join(self, timeout: float | None = None) -> None:
-        self.left -= self.left if timeout is None else timeout
+    def join(self) -> None:
+        self.left = 0.0
 
-    def is_alive(self) -> bool:
-        return self.left > 0
+    def ends(self, seconds: float) -> bool:
+        """Whether it ends within this time, which passes."""
+        self.left -= seconds
+        return self.left <= 0.0
 
     def kill(self) -> None:
         self.left, self.was_killed = 0.0, True
@@ -201,10 +205,12 @@ def test_an_engine_has_time_to_end_its_step_and_the_log_says_what_is_waited_for(
     is_killed: bool,
     num_lines: int,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What was learned is not written between two chunks of a prompt, however long they take."""
     transport = ProcessTransport(lambda: pytest.fail("not started"))
     transport._process, transport._is_ready = LongStep(seconds), is_ready
+    monkeypatch.setattr(transport_module, "wait", lambda ones, left: ones[0].ends(left))
     with caplog.at_level(logging.INFO):
         transport.close()
     assert transport._process.was_killed is is_killed
