@@ -87,6 +87,13 @@ def test_a_stream_says_the_name_first_and_the_arguments_in_pieces(sdk):
     assert [one.finish_reason for one in deltas if one.finish_reason] == ["tool_calls"]
 
 
+def test_reasoning_has_chunks_of_its_own(sdk):
+    stream = sdk.chat.completions.create(model="m", stream=True, **ASKED)
+    deltas = [chunk.choices[0].delta for chunk in stream if chunk.choices]
+    assert [one for one in deltas if getattr(one, "reasoning_content", None)]
+    assert not [one for one in deltas if one.content and hasattr(one, "reasoning_content")]
+
+
 def test_the_sdks_stream_helper_puts_the_calls_together(sdk):
     with sdk.chat.completions.stream(model="m", **ASKED) as stream:
         message = stream.get_final_completion().choices[0].message

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field
@@ -144,6 +145,15 @@ class ChatDialect(OpenAIDialect):
             echo = Content(choice.prompt.echo)
             chunks.append(self.delta(choice, Piece(echo.text, events=(echo,))))
         return chunks
+
+    def deltas(self, choice: Choice, piece: Piece) -> list[Chunk]:
+        """Reasoning has chunks of its own: many clients look for the one or the other."""
+        thoughts = tuple(event for event in piece.events if isinstance(event, Thoughts))
+        others = tuple(event for event in piece.events if not isinstance(event, Thoughts))
+        if not (thoughts and others):
+            return super().deltas(choice, piece)
+        rest = replace(piece, events=others)
+        return [self.delta(choice, Piece(events=thoughts)), self.delta(choice, rest)]
 
     def entry(self, choice: Choice, piece: Piece, *, is_whole: bool) -> Chunk:
         entry: Chunk = {"index": choice.index}
