@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from headstart.text.toolcalls.argument_types import TEXT
 from headstart.text.toolcalls.json_text import (
     dump,
+    python_value,
     read_members,
     read_string,
     read_value,
@@ -315,7 +316,7 @@ class TaggedArguments:
             reader.arguments('"')
             emit = lambda text: reader.arguments(dump(text)[1:-1])  # noqa: E731
         is_json = "string" not in types and (yield from reader.peek(1)) in ("[", "{", '"')
-        quote, num_read = "", 0
+        quote, num_read, place, size = "", 0, None, 0
         while found := (yield from reader.until(ends, emit)):
             if is_json:  # a string in it may contain the marker
                 quote = _open_quote("".join(value[num_read:]), quote)
@@ -325,8 +326,16 @@ class TaggedArguments:
             is_sure = found == ends[0] or (yield from _sees_behind_space(reader, after))
             if is_sure and not quote:
                 break
+            if is_sure and place is None:
+                place, size = reader.mark(), len(value)
             emit(found)
-        written = '"' if types == TEXT else dump(spelled_value("".join(value), types))
+        text = "".join(value)
+        if place is not None and python_value(text) is not text:
+            reader.release()
+        elif place is not None:  # the quote is part of a text
+            reader.release(place)
+            text = "".join(value[:size])
+        written = '"' if types == TEXT else dump(spelled_value(text, types))
         reader.arguments(written)
 
 

@@ -125,7 +125,7 @@ def python_value(text: str) -> Any:
         dump(value)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return text
-    return value
+    return text if isinstance(value, tuple) and text[0] != "(" else value  # 1,000 is no list
 
 
 def dump(value: Any) -> str:

@@ -11,6 +11,7 @@ from tests.unit.text.toolcalls.test_parser import read
 
 from headstart.text.toolcalls.constraint import required_calls
 from headstart.text.toolcalls.find import find_format
+from headstart.text.toolcalls.json_text import python_value
 
 ARGUMENTS = {
     "area": "90210", "flag": False, "grid": [[1, 2], [3], []], "note": None, "person": {
@@ -65,3 +66,8 @@ def test_arguments_of_all_types_are_read_as_the_schema_has_them(name):
         *_, call = read(answer_format, pieces, tools=NAMED).calls
         # MiniMax M3's template leaves out what is null
         assert {"note": None, **json.loads(call.arguments)} == ARGUMENTS
+
+
+def test_a_number_with_a_comma_is_no_list():
+    assert python_value("1,000") == "1,000"
+    assert python_value("(1, 0)") == (1, 0)

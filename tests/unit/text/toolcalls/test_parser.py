@@ -226,6 +226,16 @@ def test_the_end_of_a_value_may_occur_in_a_text():
     assert json.loads(call.arguments) == {"text": "x", "to": []}
 
 
+@pytest.mark.parametrize("note", ["[ ] don't", '["a", "b]', "{'a': 'don't'}", "'a"])
+@pytest.mark.parametrize("text", ["it's", "x"])
+def test_a_quote_without_end_hides_no_end_of_a_value(note, text):
+    call = f"<call><f=send>\n<p=note>\n{note}\n</p>\n<p=text>\n{text}\n</p>\n</f></call>"
+    for pieces in ([call + call], list(call + call)):
+        first, second = read(AnswerFormat(calls=TAGGED), pieces).calls
+        assert json.loads(first.arguments) == {"note": note, "text": text}
+        assert second.arguments == first.arguments
+
+
 def test_a_call_may_have_no_arguments():
     assert read(AnswerFormat(calls=TAGGED), ["<call><f=send></f></call>"]).calls == [
         ToolCall("send", "", "{}")
