@@ -226,6 +226,12 @@ def test_thinking_can_be_set(think: Any, kwargs: dict[str, bool], effort: str | 
     assert (body.chat_template_kwargs, body.reasoning_effort) == (kwargs, effort)
 
 
+def test_think_keeps_the_templates_other_variables() -> None:
+    fields = {"messages": MESSAGES, "think": False, "chat_template_kwargs": {"tone": "dry"}}
+    kwargs = chat_body(OllamaChatBody.model_validate(fields)).chat_template_kwargs
+    assert kwargs == {"enable_thinking": False, "tone": "dry"}
+
+
 @pytest.mark.parametrize(
     ("path", "body", "says"),
     [

@@ -17,7 +17,7 @@ from headstart.server.chat import answer_chat, count_chat_tokens
 from headstart.server.dialect import Choice, Chunk, Dialect, Piece, call_arguments
 from headstart.server.errors import not_supported, shorten, wrong_value
 from headstart.server.routing import Routes
-from headstart.server.schemas import ChatBody, shared_fields
+from headstart.server.schemas import ChatBody, shared_fields, switch_thinking
 from headstart.server.translate import Call
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
 from headstart.types.errors import RequestError
@@ -88,9 +88,7 @@ def chat_body(body: MessagesBody) -> ChatBody:
         is_on = body.thinking.get("type") != "disabled"
         if is_on and body.thinking.get("budget_tokens") is not None:
             data["reasoning_budget_tokens"] = body.thinking["budget_tokens"]
-        kwargs = data.get("chat_template_kwargs") or {}
-        if isinstance(kwargs, dict):  # otherwise the chat body's check refuses it
-            data["chat_template_kwargs"] = {"enable_thinking": is_on} | kwargs
+        switch_thinking(data, is_on)
     return make_body(ChatBody, data)
 
 

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field
 from headstart.server.body import Body, Int, Many, make_body
 from headstart.server.dialect import Choice, Chunk, Dialect, Piece, call_arguments
 from headstart.server.errors import not_supported, wrong_value
-from headstart.server.schemas import ChatBody, GenerationBody, shared_fields
+from headstart.server.schemas import ChatBody, GenerationBody, shared_fields, switch_thinking
 from headstart.server.translate import Call
 from headstart.text.toolcalls.events import CallBegin, Content, Thoughts, ToolCall
 
@@ -143,7 +143,7 @@ def _chat_fields(body: OllamaTextBody) -> dict[str, Any]:
         case None:
             pass
         case bool():
-            data["chat_template_kwargs"] = {"enable_thinking": body.think}
+            switch_thinking(data, body.think)
         case str():
             data["reasoning_effort"] = body.think
         case _:

@@ -250,6 +250,13 @@ def shared_fields(body: Body) -> dict[str, Any]:
     }
 
 
+def switch_thinking(data: dict[str, Any], is_on: bool) -> None:
+    """Tell the template of a chat whether to think, unless `chat_template_kwargs` says so."""
+    kwargs = data.get("chat_template_kwargs") or {}
+    if isinstance(kwargs, dict):  # otherwise the chat body's check refuses it
+        data["chat_template_kwargs"] = {"enable_thinking": is_on} | kwargs
+
+
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
