@@ -58,9 +58,9 @@ class WarmUp:
         self._tasks: list[Callable[[Timer, Interrupted], bool]] = []  # return whether they are done
         if not drafting.controller.knows_costs(min(8, engine.max_outputs)):
             self._tasks.append(self._time_decodes)
-        self._comparison = WidthComparison(engine, [], clock, cuts=True)
         if compared and engine.max_outputs >= max(WIDE) // 2:  # otherwise no step is that wide
-            self._tasks.append(partial(self._compare_widths, compared))
+            comparison = WidthComparison(engine, [], clock, cuts=True)
+            self._tasks.append(partial(self._compare_widths, compared, comparison))
 
     @property
     def is_done(self) -> bool:
@@ -99,14 +99,18 @@ class WarmUp:
         return self._times.is_done and not is_late
 
     def _compare_widths(
-        self, told: Callable[[WidthClasses], object], timer: Timer, is_interrupted: Interrupted
+        self,
+        told: Callable[[WidthClasses], object],
+        comparison: WidthComparison,
+        timer: Timer,
+        is_interrupted: Interrupted,
     ) -> bool:
         if not timer.fits(max(WIDE) // 2):
             return False
         own, spare = timer.sequences[0], self._engine.padding_sequence
         try:
-            self._comparison.sequences = [own]
-            classes = self._comparison.run((SHORT,), is_interrupted)
+            comparison.sequences = [own]
+            classes = comparison.run((SHORT,), is_interrupted)
             if classes is None:
                 return False
             by_order = 0.0 if spare in (None, own) else change_by_order(self._engine, own, spare)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from headstart.scheduler.warm_up import (
     WarmUp,
     never,
 )
+from headstart.scheduler.widths import WidthComparison
 from headstart.testing import FakeEngine
 from headstart.types import Batch, CacheKind, ContextFullError
 from headstart.types.errors import EngineError
@@ -218,6 +220,15 @@ def test_a_decode_that_fails_ends_the_comparison_of_widths_and_nothing_else() ->
     warm_up.go_on()
     assert warm_up.is_done
     assert not found
+
+
+def test_nothing_that_was_compared_is_kept_afterwards() -> None:
+    """Logits of sixteen rows are 10 MB with a large vocabulary."""
+    scheduler, found = a_scheduler(2, 0), list[object]()
+    warm_up = a_warm_up(scheduler, found.append)
+    warm_up.go_on()
+    assert found
+    assert not [one for one in gc.get_objects() if isinstance(one, WidthComparison)]
 
 
 def test_nothing_is_timed_that_is_known_from_an_earlier_start() -> None:
