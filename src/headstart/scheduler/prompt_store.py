@@ -100,10 +100,22 @@ class PromptStore:
         return count
 
     def fits(self, namespace: str, num_bytes: float) -> bool:
-        """Whether a prompt would stay: others keep no more than it has."""
+        """Whether a prompt would stay: tenants with more than it has give up their oldest ones."""
         tenant = tenant_of(namespace)
-        others = (min(held, num_bytes) for one, held in self._held.items() if one != tenant)
+        others = (self._kept(one, num_bytes) for one in self._held if one != tenant)
         return num_bytes + sum(others) <= self.max_bytes
+
+    def _kept(self, tenant: str, most: float) -> int:
+        """Bytes that a tenant keeps if its oldest prompts go until it has `most` at most."""
+        held, gone = self._held[tenant], Counter[StoredBlock]()
+        for prompt in self._prompts:
+            if held <= most:
+                break
+            if tenant_of(prompt.namespace) == tenant:
+                gone.update(prompt.blocks)
+                last = (one for one in prompt.blocks if gone[one] == self._uses[one])
+                held -= prompt.own_bytes + sum(len(block.data) for block in last)
+        return held
 
     def put(self, prompt: StoredPrompt) -> bool:
         """Store a prompt. Drops prompts that it extends, then evicts the oldest ones of the tenant

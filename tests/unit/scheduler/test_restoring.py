@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
+from random import Random
 from unittest.mock import Mock
 
 import pytest
@@ -137,13 +138,24 @@ def prompt(tokens: list[int], namespace: str = "", num_bytes: int = 10) -> Store
     return StoredPrompt(namespace, packed(tokens), (block,))
 
 
-def test_a_tenant_s_only_prompt_is_stored_if_it_would_stay() -> None:
-    store = PromptStore(100)
-    store.put(prompt([1], "a", 56))
-    for size, is_kept in ((47, False), (46, True)):  # the tokens have four bytes
-        assert store.put(prompt([2], "b", size)) == is_kept
-        assert store.holds("b", packed([2])) == is_kept
-    assert not store.holds("a", packed([1]))
+def test_a_prompt_is_stored_exactly_if_the_shares_of_other_tenants_let_it_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chance, fits, num_refused = Random(1), PromptStore.fits, 0
+    monkeypatch.setattr(PromptStore, "fits", lambda *_: True)
+    for _ in range(200):
+        store, blocks = PromptStore(10_000), list[StoredBlock]()
+        for number in range(12):
+            size, tenant = chance.randrange(1, 9_000), chance.choice("abc")
+            made = prompt([number, 1], tenant, size)
+            if tenant == "a":  # its texts have blocks in common
+                made = replace(made, blocks=(*blocks[-1:], *made.blocks))
+                blocks.append(made.blocks[-1])
+            would_stay = fits(store, tenant, made.num_bytes)
+            store.put(made)
+            assert store.holds(tenant, made.tokens) == would_stay
+            num_refused += not would_stay
+    assert 200 < num_refused < 2000
 
 
 def test_the_state_of_a_whole_text_takes_the_place_of_no_block() -> None:
