@@ -87,7 +87,7 @@ class DiskCache:
         self.is_over = threading.Event()  # no decodes to pause for
         self._too_old = defaultdict[str, float](float)  # by owner: prompts used before lack room
         self.failure = ""  # why nothing can be written; logged once
-        self._retry_at = 0.0
+        self.retry_at = 0.0  # nothing is written before
         # of the whole folder, as the writer last saw it, by owner: bytes, and evictable files, the
         # least recently used last
         self._held: Counter[str] = Counter()
@@ -141,7 +141,7 @@ class DiskCache:
         key = key_of(root_of(prompt.namespace), prompt.tokens)
         with self._lock:
             is_full = sum(self.waiting.values()) + num_bytes > MAX_WAITING_BYTES
-            if (self.waiting and is_full) or time.monotonic() < self._retry_at:
+            if (self.waiting and is_full) or time.monotonic() < self.retry_at:
                 return False
             self.waiting[key] = num_bytes
         self._writer.submit(self._write, key, prompt)
@@ -388,7 +388,7 @@ class DiskCache:
     def _fail(self, reason: str) -> None:
         if not self.failure:
             log.warning("prompts are not kept on the disk: %s", reason)
-        self.failure, self._retry_at = reason, time.monotonic() + RETRY_SECONDS
+        self.failure, self.retry_at = reason, time.monotonic() + RETRY_SECONDS
 
 
 def _lengths(prompt: StoredPrompt, block: StoredBlock) -> list[int]:

@@ -163,7 +163,7 @@ class Offloading:
 
         Returns False if there is none or the queue is full.
         """
-        if self.disk is None:
+        if self.disk is None or time.monotonic() < self.disk.retry_at:
             return False
         self.begin_step(0.0)
         for cells in self._unwritten(self.disk):

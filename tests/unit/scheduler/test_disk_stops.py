@@ -11,7 +11,8 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from tests.harness import Clock, submit_all
+from tests.harness import Clock, Model, submit_all
+from tests.planted import noted
 from tests.unit.scheduler.conversations import ask, conversation, long
 from tests.unit.scheduler.test_disk_cache import (
     cache,
@@ -26,6 +27,7 @@ from tests.unit.scheduler.test_disk_cache import (
 from headstart.scheduler import disk_cache
 from headstart.scheduler.disk_cache import DiskCache
 from headstart.structures.prompt_files import write_prompt
+from headstart.types import CacheKind
 from headstart.worker.loop import _PromptWriter
 
 
@@ -65,13 +67,26 @@ def test_idle_prompts_are_written_once_a_full_disk_has_room(tmp_path: Path, full
         assert writer.due is not None
         writer.go_on(writer.due)
         disk = settled(scheduler.cache.offloading.disk)
-    full.is_full, disk._retry_at = False, 0.0
+    full.is_full, disk.retry_at = False, 0.0
     for _ in range(2):
         assert writer.due is not None
         writer.go_on(writer.due)
         settled(disk)
     assert texts(tmp_path) == 1
     assert writer.due is None
+
+
+@pytest.mark.parametrize("cache_kind", [CacheKind.CUT, CacheKind.ROLLBACK])
+def test_nothing_is_copied_for_a_disk_that_takes_nothing(
+    tmp_path: Path, full: Disk, monkeypatch: pytest.MonkeyPatch, cache_kind: CacheKind
+) -> None:
+    scheduler = started(tmp_path, Model(context_size=1024, cache_kind=cache_kind))
+    ask(scheduler, conversation(1), conversation(2))
+    assert scheduler.cache.offloading.write_next()
+    settled(scheduler.cache.offloading.disk)
+    copied = [noted(monkeypatch, scheduler.engine, one) for one in ("save_block", "save_sequence")]
+    assert not scheduler.cache.offloading.write_next()
+    assert copied == [[], []]
 
 
 def test_a_text_that_is_lost_counts_once_though_main_memory_has_its_beginning(
