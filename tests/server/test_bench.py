@@ -158,7 +158,10 @@ def test_its_server_computes_as_the_users_but_is_not_reached_and_records_nothing
     started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "server.toml"
-    file.write_text('context = 2048\napi-prefix = "/llm"\nrecord-texts = "/texts"\ntemp = 0.5\n')
+    file.write_text(
+        'context = 2048\napi-prefix = "/llm"\nrecord-texts = "/texts"\ntemp = 0.5\n'
+        'media-path = "/images"\nimage-urls = true\nmax-body-mb = 64\n'
+    )
     monkeypatch.setenv("HEADSTART_HOST", "/run/users.sock")
     monkeypatch.setenv("LLAMA_ARG_TOP_K", "7")
     with suppress(HeadstartError):
@@ -175,6 +178,8 @@ def test_its_server_computes_as_the_users_but_is_not_reached_and_records_nothing
         2048,
         {"temperature": 0.5, "top_k": 7},
     )
+    server = config.server  # a body of --prompts may name or have images
+    assert (server.media_path, server.image_urls, server.max_body_mb) == ("/images", True, 64)
     assert config.scheduler.kv_unified, "each question may use the whole context"
 
 
@@ -212,7 +217,10 @@ def test_an_answer_has_no_more_tokens_than_its_body_and_the_flag_allow(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "prompts.jsonl"
-    file.write_text(f'{{"messages": [], "{name}": 300}}\n{{"messages": [], "{name}": 4}}')
+    file.write_text(
+        f'{{"messages": [], "{name}": 300}}\n{{"messages": [], "{name}": 4}}\n'
+        f'{{"messages": [], "{name}": "no number"}}'
+    )
     asked = list[dict[str, Any]]()
 
     def stream(client: Client, path: str, body: dict[str, Any], tenant: str) -> Answer:
@@ -221,5 +229,5 @@ def test_an_answer_has_no_more_tokens_than_its_body_and_the_flag_allow(
 
     monkeypatch.setattr(Client, "stream", stream)
     Client("http://127.0.0.1:1").ask_all(read_questions(file), users=1, max_tokens=16)
-    assert [body.pop("max_tokens") for body in asked] == [16, 4]
+    assert [body.pop("max_tokens") for body in asked] == [16, 4, 16]
     assert not any(name in body for body in asked)

@@ -21,7 +21,7 @@ LEAST_CONTEXT = 64
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 # values of the others can only be read by flash attention
 PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
-_ALL_CORES = {"-1": None, "0": None}
+_BY_DEFAULT = {"-1": None, "0": None}
 
 
 def rpc_endpoints(text: str) -> list[tuple[str, int]]:
@@ -52,13 +52,13 @@ class EngineConfig:
     """Engine settings of a model. Built twice: for the target and for the draft model."""
 
     threads: int | None = option(
-        None, "CPU threads while generating; default: physical cores", least=1, words=_ALL_CORES
+        None, "CPU threads while generating; default: physical cores", least=1, words=_BY_DEFAULT
     )
     threads_batch: int | None = option(
         None,
         "CPU threads while processing prompts; default: as --threads",
         least=1,
-        words=_ALL_CORES,
+        words=_BY_DEFAULT,
     )
     gpu_layers: int = option(
         -1, "layers on the GPU; -1 for all", least=-1, words={"all": -1, "auto": -1}
@@ -117,6 +117,7 @@ class EngineConfig:
         4096,
         "smallest context size that --fit chooses, if the model supports it",
         least=LEAST_CONTEXT,
+        words={"0": LEAST_CONTEXT},
     )
     kv_offload: bool = option(True, "keep the cache on the GPU for layers that are there")
     op_offload: bool = option(

@@ -112,6 +112,7 @@ class SchedulerConfig:
         "reuse pieces of a cached prompt, of at least this length, at other positions of a new "
         "prompt; faster, but the answer may differ slightly; 0: none",
         least=0,
+        words={"-1": 0},
     )
     context_shift: bool = option(
         False,

@@ -48,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()  # the reader left; the interpreter must not complain about it at exit
         return 1
     except OSError as error:  # of a file that the caller named, or the system's
+        if error.errno is None:  # Python's own, such as that of a wait: our fault
+            raise
         print(f"headstart: error: {error}", file=sys.stderr)
         return 1
 

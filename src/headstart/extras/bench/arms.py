@@ -20,7 +20,9 @@ from headstart.types.errors import ConfigError, HeadstartError
 
 # the settings that a measured server takes over; not how it is reached, nor what it keeps
 PARTS = (*ENGINE_PARTS, "chat", "sampling", "images", "server")
-OF_SERVER = ("api_key", "chat_template", "chat_template_file")
+OF_SERVER = (
+    "api_key", "chat_template", "chat_template_file", "image_urls", "media_path", "max_body_mb",
+)  # fmt: skip
 SHARED = (*(one.name for one in all_settings(PARTS[:-1])), *OF_SERVER)
 _KEY = "bench"
 

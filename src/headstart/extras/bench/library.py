@@ -104,7 +104,7 @@ def _read_line(line: str) -> Question:
         return Question((line,))
     # taken out, because --tokens counts too
     limits = [body.pop(name, 0) for name in ("n_predict", "max_completion_tokens", "max_tokens")]
-    limit = next((limit for limit in limits if limit and limit > 0), 1024)
+    limit = next((one for one in limits if isinstance(one, int) and one > 0), 1024)
     return Question((), limit, is_raw="prompt" in body, body=body)
 
 

@@ -132,9 +132,9 @@ def read_estimate(preset: ModelPreset, facts: dict[str, Any]) -> Estimate:
     arguments.append("--fit=off")
     given = [one for one in preset.arguments if one.startswith(CACHE_RAM)]
     if given:
-        cache_ram = int(given[-1].removeprefix(CACHE_RAM))
-        if cache_ram < 0:
-            cache_ram = (usable.get(MAIN, 0) >> 20) // 2
+        cache_ram, half = int(given[-1].removeprefix(CACHE_RAM)), usable.get(MAIN, 0) >> 21
+        if not 0 <= cache_ram < half:  # the server takes no more, whatever it may
+            cache_ram = half
     else:  # an eighth of main memory, at most the default of `headstart serve`, in MiB
         cache_ram = min(8192, (usable.get(MAIN, 0) >> 20) // 8)
         arguments.append(f"{CACHE_RAM}{cache_ram}")

@@ -167,6 +167,17 @@ def test_errors_become_exit_codes(
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_a_wait_that_fails_within_the_program_shows_where(assemble: ModuleType) -> None:
+    """It is an OSError without a file or a text, so its line would be empty."""
+
+    def serve(config: Config, settings: object, parent: object) -> int:
+        raise TimeoutError
+
+    vars(assemble).update(serve=serve)
+    with pytest.raises(TimeoutError):
+        main(["serve"])
+
+
 @pytest.mark.parametrize("argv", [["serve", "--port", "81"], ["--port", "81"]])
 def test_serve_which_may_be_left_out_is_handed_the_config_and_its_code_returned(
     assemble: ModuleType, argv: list[str]
