@@ -53,7 +53,7 @@ class PromptCache:
         wished = sequence.request.slot_id
         return wished is not None and self.cells[wished].user is not None
 
-    def find(self, sequence: Sequence) -> Placement | None:
+    def find(self, sequence: Sequence, *, needs_room: bool = False) -> Placement | None:
         """Find free cells with as much of the request's text as possible.
 
         Cells that hold this conversation are continued; if none are empty, also those of another
@@ -62,10 +62,10 @@ class PromptCache:
         conversation stays cached. Only text of the request's own namespace is considered, so that
         no tenant learns from the cache what another wrote.
 
-        Returns None if no cells are free, or for a preempted request while there is no room.
+        Returns None if no cells are free, or if it `needs_room` and there is none.
         """
         free = [cells for cells in self.cells if cells.user is None]
-        if not free or (sequence.is_resumed and not self._has_room(sequence)):
+        if not free or (needs_room and not self._has_room(sequence)):
             return None
         wished = [cells for cells in free if cells.seq_id == sequence.request.slot_id]
         oldest = min(free, key=_age)
@@ -259,9 +259,9 @@ class PromptCache:
         return can_share and is_another(num_common, cells.num_prompt)
 
     def _has_room(self, sequence: Sequence) -> bool:
-        """Whether a preempted request is likely to stay once readmitted.
+        """Whether a request is likely to stay once admitted.
 
-        Admitted too early, it would decode its prompt only to be preempted again. Its text must fit
+        Admitted too early, it would decode its prompt only to be preempted. Its text must fit
         beside the running ones, with an eighth of all cells left to grow into. Shared cells count
         once per request, so it may wait too long, but not once no other request runs.
         """

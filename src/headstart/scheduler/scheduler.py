@@ -342,6 +342,7 @@ class Scheduler:
     def _admit(self) -> None:
         """Give free cells with the longest known prefix to waiting requests, tenants in turn."""
         num_loading = 0
+        is_tight = any(one.is_resumed for one in self.waiting)  # the context was full
         for sequence in self._tenants.order(self.waiting, self.running):
             if self.cache.waits(sequence):
                 continue
@@ -350,9 +351,9 @@ class Scheduler:
             if not (self.cache.offloading.load(sequence) and self._prepare(sequence)):
                 num_loading += 1
                 continue
-            placement = self.cache.find(sequence)
+            placement = self.cache.find(sequence, needs_room=is_tight)
             if placement is None:
-                if sequence.is_resumed and len(self.running) < len(self.cells):
+                if is_tight and len(self.running) < len(self.cells):
                     continue  # later requests may need less room
                 break
             if (placement := self.cache.bring_back(sequence, placement)) is None:
