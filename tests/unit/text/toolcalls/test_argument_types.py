@@ -71,3 +71,12 @@ def test_arguments_of_all_types_are_read_as_the_schema_has_them(name):
 def test_a_number_with_a_comma_is_no_list():
     assert python_value("1,000") == "1,000"
     assert python_value("(1, 0)") == (1, 0)
+
+
+def test_elements_are_read_as_what_the_schema_names():
+    item = {"type": "object", "properties": {"item": {"type": "string"}}}
+    tools = tools_of({"type": "object", "properties": {"list": {"type": "array"}, "map": item}})
+    arguments = {"list": ["1.5.5", {"a.b": "x", "acb": "y"}], "map": {"item": "7"}}
+    template, text = written("MiniMax-M3", ("f", arguments), tools=tools)
+    *_, call = read(find_format(template), [text], tools=tools).calls
+    assert json.loads(call.arguments) == arguments

@@ -104,7 +104,8 @@ def _value(text: str, schema: Any, root: Mapping[str, Any], depth: int = 0) -> o
         is_empty = not text.strip() and "string" not in types
         empty: object = [] if "array" in types else {} if "object" in types else ""
         return empty if is_empty else spelled_value(text, types)
-    if all(key == "item" for key, _ in children):
+    is_list = "array" in types or "object" not in types  # an object may have a property "item"
+    if is_list and all(key == "item" for key, _ in children):
         item = next((one["items"] for one in parts_of(schema, root) if "items" in one), None)
         return [_value(inner, item, root, depth + 1) for _, inner in children]
     return {
@@ -119,7 +120,9 @@ def _children(text: str) -> list[tuple[str, str]] | None:
     at = 0
     while (match := _TAG.match(text, at)) and not match[1]:
         depth, end = 1, match
-        for end in re.compile(f"{re.escape(_NS)}<(/?){match[2]}>").finditer(text, match.end()):
+        for end in re.compile(f"{re.escape(_NS)}<(/?){re.escape(match[2])}>").finditer(
+            text, match.end()
+        ):
             depth += -1 if end[1] else 1
             if not depth:
                 break
