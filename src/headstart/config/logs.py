@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,7 +77,9 @@ class _LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         if not self.has_failed:
             self.has_failed = True
-            print(f"--log-file {self.baseFilename}: {sys.exception()}", file=sys.stderr)
+            said = f"--log-file {self.baseFilename}: {sys.exception()}"
+            with suppress(OSError):  # of standard error on the same disk
+                print(said, file=sys.stderr)
 
 
 class _Colored(logging.Formatter):

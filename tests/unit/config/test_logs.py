@@ -19,6 +19,9 @@ for word in ("first", "second"):
     logging.warning(word)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    with open("/dev/full", "w") as full:
+        silent = subprocess.run([sys.executable, "-c", code], stderr=full, timeout=60)
+    assert silent.returncode == 0
     one, named, two = done.stderr.splitlines()
     assert (one[-5:], two[-6:], done.returncode) == ("first", "second", 0)
     assert named.startswith("--log-file /dev/full: [Errno 28]")
