@@ -84,6 +84,18 @@ def test_a_prompt_is_answered_continued_or_filled(ask: Any, worker: FakeWorker) 
     assert caught.value.status_code == 501
 
 
+def test_fields_that_ollamas_client_sends_empty_change_nothing(
+    client: httpx2.Client, worker: FakeWorker
+) -> None:
+    empty = {"suffix": "", "system": "", "template": "", "format": "", "options": None}
+    for more in ({}, {"raw": True}):
+        asked = {"prompt": "Why?", "stream": False, **more}
+        answers = [client.post("/api/generate", json=asked | one) for one in ({}, empty)]
+        assert [answer.json()["response"] for answer in answers] == ["Höi!"] * 2
+    plain, same, raw, same_raw = (request.prompt for request in worker.requests)
+    assert (plain, raw) == (same, same_raw)
+
+
 def test_a_request_without_a_prompt_loads(ask: Any) -> None:
     assert ask.generate("any", "").done_reason == "load"
     assert ask.chat("any", []).done_reason == "load"

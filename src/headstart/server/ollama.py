@@ -116,10 +116,10 @@ async def ollama_generate(http: HttpRequest) -> Response | dict[str, Any]:
     """Answer a prompt, continue it (`raw`), or fill in before a `suffix`."""
     request = await read_body(http, OllamaGenerateBody)
     refuse(request)
-    if not request.prompt and request.suffix is None:
+    if not (request.prompt or request.suffix):
         return _loaded(http, request.model, generate_fields())
     dialect = partial(OllamaDialect, generate_fields, request.model)
-    if not request.raw and request.suffix is None:
+    if not (request.raw or request.suffix):
         return await answer_chat(http, lambda: chat_of_prompt(request), "ollama-", dialect)
     num_logprobs = request.top_logprobs if request.logprobs else None
     own = {"prompt": request.prompt, "logprobs": num_logprobs}
@@ -128,7 +128,7 @@ async def ollama_generate(http: HttpRequest) -> Response | dict[str, Any]:
 
     def read() -> list[Prompt]:
         vocab, info = call.model.vocab, call.info
-        if request.suffix is None:
+        if not request.suffix:
             return read_prompts(request.prompt, vocab, info.context_size)
         return [fill_in((request.prompt, request.suffix), vocab, info)]
 

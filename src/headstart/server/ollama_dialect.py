@@ -65,7 +65,7 @@ class OllamaGenerateBody(OllamaTextBody):
     """POST /api/generate."""
 
     prompt: str = ""
-    suffix: str | None = Field(default=None, description="what comes after the text to fill in")
+    suffix: str = Field(default="", description="what comes after the text to fill in")
     system: str | None = None
     raw: bool = Field(default=False, description="the prompt as it is, without the chat template")
     images: list[Any] = Field(default_factory=list, description="base64")
@@ -129,7 +129,7 @@ def refuse(body: OllamaGenerateBody) -> None:
     for name in ("template", "context"):
         if getattr(body, name):
             raise not_supported(f"{name} is not supported; leave it out")
-    if body.images and (body.raw or body.suffix is not None):
+    if body.images and (body.raw or body.suffix):
         raise not_supported("images with raw or a suffix are not supported; leave out one of them")
     if body.system and body.raw:
         raise not_supported("system with raw is not supported; put it into the prompt")
