@@ -131,13 +131,11 @@ def read_estimate(preset: ModelPreset, facts: dict[str, Any]) -> Estimate:
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in facts["settings"].items()]
     arguments.append("--fit=off")
     given = [one for one in preset.arguments if one.startswith(CACHE_RAM)]
-    if given:
-        cache_ram, half = int(given[-1].removeprefix(CACHE_RAM)), usable.get(MAIN, 0) >> 21
-        if not 0 <= cache_ram < half:  # the server takes no more, whatever it may
-            cache_ram = half
-    else:  # an eighth of main memory, at most the default of `headstart serve`, in MiB
-        cache_ram = min(8192, (usable.get(MAIN, 0) >> 20) // 8)
-        arguments.append(f"{CACHE_RAM}{cache_ram}")
+    eighth = usable.get(MAIN, 0) >> 23  # of main memory, in MiB
+    cache_ram = int(given[-1].removeprefix(CACHE_RAM)) if given else min(8192, eighth)
+    if not 0 <= cache_ram < 4 * eighth:  # half, all that a server takes: no second one would fit
+        cache_ram = eighth
+    arguments.append(f"{CACHE_RAM}{cache_ram}")
     needs[MAIN] = needs.get(MAIN, 0) + (cache_ram << 20) + PROCESS_BYTES
     # a model that needs more than there is, because its file is mapped, takes all there is
     needs = {name: min(size, usable.get(name, size)) for name, size in needs.items()}
