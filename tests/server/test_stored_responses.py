@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import httpx2
 import pytest
 from tests.planted import noted, threads_of
@@ -96,3 +98,22 @@ def test_what_a_response_tells_beside_its_items_is_not_counted_again_for_the_nex
     client.post("/v1/responses", json={"input": "Hi", "previous_response_id": before})
     first_size, second_size = [stored.num_bytes for _, _, stored in calls]
     assert first_size > 10_000 > second_size > 200
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"reasoning": {"effort": "x" * 10_000}},
+        {"tool_choice": {"type": "function", "name": "f", "more": "x" * 10_000}},
+        {"metadata": {"a": [[]] * 5000}},
+        {"input": [{"role": "user", "content": "Hi", "more": [{}] * 5000}]},
+    ],
+)
+def test_all_that_a_response_keeps_is_counted(
+    client: httpx2.Client, monkeypatch: pytest.MonkeyPatch, field: dict[str, Any]
+) -> None:
+    calls = noted(monkeypatch, ResponseStore, "put")
+    tools = [{"type": "function", "name": "f", "parameters": {}}]
+    client.post("/v1/responses", json={"input": "Hi", "tools": tools, **field})
+    [(_, _, stored)] = calls
+    assert stored.num_bytes > 10_000

@@ -99,7 +99,8 @@ async def _read(
         history, size = (before.conversation, before.conversation_bytes) if before else ([], 0)
         chat, items = chat_body(body, history), _items(body.input)
         size += json_bytes(items)
-        rest = json_bytes([body.instructions, body.metadata, body.text, body.tools])
+        told = body.instructions, body.metadata, body.text, body.tools
+        rest = json_bytes([*told, body.tool_choice, body.reasoning])
         return chat, lambda response: StoredResponse(response, items, history, size, rest)
 
     return await service_of(http).prompt_threads.run(read, caller_of(http.scope).tenant)

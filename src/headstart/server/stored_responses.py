@@ -49,9 +49,9 @@ def json_bytes(value: Any) -> int:
     """
     match value:
         case dict():
-            return sum(json_bytes(name) + json_bytes(one) for name, one in value.items())
+            return 8 + sum(json_bytes(name) + json_bytes(one) for name, one in value.items())
         case list():
-            return sum(map(json_bytes, value))
+            return 8 + sum(map(json_bytes, value))
         case str():
             return len(value if value.isascii() else value.encode()) + 4
     return 8
