@@ -56,6 +56,7 @@ def constraint_of(client, worker, fields) -> Constraint | None:
         ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, "json_schema", TEXT),
         ({"json_schema": SCHEMA}, "json_schema", TEXT),
         ({"json_schema": {}}, "json_object", ""),
+        ({"response_format": {"type": "json_schema", "schema": {}}}, "json_object", ""),
         ({"grammar": 'root ::= "a"'}, "gbnf", 'root ::= "a"'),
         (
             {"grammar": '%llguidance {}\nstart: "a"'},

@@ -98,7 +98,7 @@ def _from_format(value: dict[str, Any]) -> Constraint | None:
         return Constraint(kind=ConstraintKind.JSON_OBJECT)
     field = "response_format"
     holder: Any = value
-    if kind == "json_schema" and (value.get("json_schema") or not value.get("schema")):
+    if kind == "json_schema" and (value.get("json_schema") or value.get("schema") is None):
         field, holder = "response_format.json_schema", value.get("json_schema")
     if not isinstance(holder, dict):
         raise wrong_value(field, holder, "an object with a schema")
