@@ -101,9 +101,11 @@ class PromptStore:
 
     def fits(self, namespace: str, num_bytes: float) -> bool:
         """Whether a prompt would stay: tenants with more than it has give up their oldest ones."""
-        tenant = tenant_of(namespace)
-        others = (self._kept(one, num_bytes) for one in self._held if one != tenant)
-        return num_bytes + sum(others) <= self.max_bytes
+        others = [one for one in self._held if one != tenant_of(namespace)]
+        left = self.max_bytes - num_bytes
+        if sum(min(self._held[one], num_bytes) for one in others) <= left:  # usually: O(tenants)
+            return True
+        return sum(self._kept(one, num_bytes) for one in others) <= left
 
     def _kept(self, tenant: str, most: float) -> int:
         """Bytes that a tenant keeps if its oldest prompts go until it has `most` at most."""
