@@ -18,7 +18,7 @@ TRUE_WORDS = ("1", "true", "on", "yes", "enabled")
 FALSE_WORDS = ("0", "false", "off", "no", "disabled")
 
 Kind = type[str] | type[int] | type[float] | type[bool]
-PLAIN_TYPES = "str, int, float or bool, or one of these or None"
+PLAIN_TYPES = "a str, int, float or bool, or one of these or None"
 
 
 def read_switch(text: str, origin: str) -> bool:
