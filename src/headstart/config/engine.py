@@ -319,11 +319,11 @@ class ImageConfig:
     mmproj_offload: bool = option(True, "compute the projector on the GPU")
     image_min_tokens: int = option(
         0, "minimum tokens per image, if the model allows a choice; 0: the model's",
-        least=0,
+        least=0, words={"-1": None},
     )  # fmt: skip
     image_max_tokens: int = option(
         0, "maximum tokens per image, if the model allows a choice; 0: the model's",
-        least=0,
+        least=0, words={"-1": None},
     )  # fmt: skip
 
     def __post_init__(self) -> None:

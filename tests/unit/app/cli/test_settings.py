@@ -84,6 +84,7 @@ def test_nothing_given_is_the_default_config() -> None:
         (["-t", "0"], "engine", "threads", None),
         (["-fitc", "0"], "engine", "fit_ctx", 64),
         (["--cache-reuse", "-1"], "scheduler", "cache_reuse", 0),
+        (["--image-max-tokens", "-1"], "images", "image_max_tokens", 0),
         (["-cram", "-1"], "scheduler", "cache_ram", 2**30),  # half of what is free is less
         (["-tb", "-1"], "engine", "threads_batch", None),
         (["-td", "-1"], "draft_engine", "draft_threads", None),
