@@ -64,7 +64,7 @@ class MarkedCalls:
     def read(self, reader: TextReader) -> Reading[bool]:
         """Parse all calls of a section; returns False without any event if there is none."""
         yield from reader.takes(self.section_start.strip())
-        ends = (pieces(self.call_end) or pieces(self.section_end))[:1]
+        ends = pieces(self.call_end) or pieces(self.section_end)
         is_call = False
         while (yield from self._read_one(reader, ends)):
             is_call = True
@@ -127,7 +127,7 @@ class JsonCall:
             reader.arguments("".join(reading.held) or "{}")
         if not is_whole and reading.has_begun:
             sink = reader.arguments if reading.is_broken else _drop
-            yield from _to_the_end(reader, ends, sink)
+            yield from _to_the_end(reader, ends[:1], sink)
         return reading.has_begun
 
 
@@ -266,7 +266,7 @@ class NamedCall:
         if self.arguments:
             yield from self.arguments.read(reader, name, ends)
         elif not (yield from read_value(reader, reader.arguments)):
-            yield from _to_the_end(reader, ends, reader.arguments)
+            yield from _to_the_end(reader, ends[:1], reader.arguments)
         return True
 
 

@@ -224,6 +224,10 @@ def test_the_end_of_a_value_may_occur_in_a_text():
     answer = "<call><f=send><p=text>x</p> <p=to>[]</p>\n</f></call>"
     [call] = read(AnswerFormat(calls=TAGGED), list(answer)).calls
     assert json.loads(call.arguments) == {"text": "x", "to": []}
+    unclosed = "<call><f=send>\n<p=text>x</p>\n</call>"  # without </f>
+    [first, second] = read(AnswerFormat(calls=TAGGED), list(unclosed + answer)).calls
+    assert json.loads(first.arguments) == {"text": "x"}
+    assert second.arguments == call.arguments
 
 
 @pytest.mark.parametrize("note", ["[ ] don't", '["a", "b]', "{'a': 'don't'}", "'a"])
