@@ -71,11 +71,25 @@ def find_media(
 
 def choose_preempted(running: Iterable[Sequence]) -> Sequence:
     """The newest request of the tenant whose requests hold the most cells."""
-    sequences, held = list(running), Counter[str]()
-    for one in sequences:
-        held[one.tenant] += one.num_decoded
+    sequences = list(running)
+    held = _num_decoded(sequences)
     most = max(held, key=held.__getitem__)
     return max((one for one in sequences if one.tenant == most), key=lambda one: one.submitted)
+
+
+def costs_its_tenant(sequence: Sequence, running: Iterable[Sequence]) -> bool:
+    """Whether a full cache would take cells from its own tenant if it started, not from another."""
+    held = _num_decoded(running)
+    num_own = held.pop(sequence.tenant, 0) + len(sequence.text.tokens)
+    return num_own >= max(held.values(), default=0)
+
+
+def _num_decoded(running: Iterable[Sequence]) -> Counter[str]:
+    """Tokens in the cache, by tenant."""
+    held = Counter[str]()
+    for one in running:
+        held[one.tenant] += one.num_decoded
+    return held
 
 
 class Tenants:

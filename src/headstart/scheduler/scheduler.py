@@ -16,7 +16,7 @@ import numpy as np
 
 from headstart.config import SchedulerConfig, read_weights
 from headstart.scheduler import admission, batching
-from headstart.scheduler.admission import Tenants, choose_preempted
+from headstart.scheduler.admission import Tenants, choose_preempted, costs_its_tenant
 from headstart.scheduler.commit import CONTEXT_FULL, RENEWED, Committer, failure
 from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.drafting import Drafting
@@ -351,9 +351,12 @@ class Scheduler:
             if not (self.cache.offloading.load(sequence) and self._prepare(sequence)):
                 num_loading += 1
                 continue
-            placement = self.cache.find(sequence, needs_room=is_tight)
+            needs_room = is_tight and (
+                sequence.is_resumed or costs_its_tenant(sequence, self.running)
+            )
+            placement = self.cache.find(sequence, needs_room=needs_room)
             if placement is None:
-                if is_tight and len(self.running) < len(self.cells):
+                if len(self.running) < len(self.cells):
                     continue  # later requests may need less room
                 break
             if (placement := self.cache.bring_back(sequence, placement)) is None:

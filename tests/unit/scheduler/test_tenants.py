@@ -173,6 +173,18 @@ def test_requests_that_fill_the_context_hold_up_no_other_tenant() -> None:
     check(engine, requests, play(scheduler, (), answers))
 
 
+def test_answers_without_end_that_fill_the_context_keep_out_no_other_tenant() -> None:
+    """One of them waits until there is room; another tenant's request need not."""
+    scheduler = make_scheduler(Model(2, num_cells=1000), parallel=5, context_shift=True)
+    for number in range(4):
+        scheduler.submit(endless([number] * 130, name=f"a{number}", namespace="a"))
+    step_until(scheduler, lambda _: len(scheduler.waiting) == 2 and len(scheduler.running) == 2)
+    scheduler.submit(late := endless([5] * 390, 20, "late", namespace="b"))
+    num_steps = count()
+    answers = step_until(scheduler, lambda _: next(num_steps) == 50)
+    check(scheduler.engine, [late], answers)
+
+
 def test_a_tenant_without_a_slot_gets_one_of_a_tenant_with_many_at_once() -> None:
     engine = Model(context_size=256)
     scheduler = make_scheduler(engine)
