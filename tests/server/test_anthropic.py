@@ -13,8 +13,11 @@ import pytest
 from tests.server.fake_worker import FakeWorker, say
 from tests.server.serving import served_model, serving
 from tests.server.test_tool_calls import TEMPLATE
+from tests.unit.text.toolcalls.test_constraint import HERMES, TEMPLATES, accepts, rules
 
 from headstart.server.anthropic import MessagesBody, chat_body
+from headstart.text.chat_template import ChatTemplate
+from headstart.text.toolcalls.constraint import required_calls
 from headstart.types.errors import HeadstartError
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -121,10 +124,14 @@ def test_blocks_become_messages_in_their_order() -> None:
     assert chat.max_tokens == 4096
 
 
-def test_a_tool_of_the_api_is_offered_by_its_name() -> None:
+def test_a_tool_of_the_api_is_offered_by_its_name_and_takes_any_arguments() -> None:
     web = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
     (tool,) = chat_body(MessagesBody(messages=MESSAGES, tools=[web])).tools or []
-    assert tool["function"] == {"name": "web_search", "description": "", "parameters": {}}
+    assert tool["function"]["name"] == "web_search"
+    call = '<tool_call>\n{"name": "web_search", "arguments": {"query": "x"}}\n</tool_call>'
+    assert accepts(required_calls(HERMES, rules([tool])), call)
+    template = ChatTemplate(TEMPLATES["ByteDance-Seed-OSS"])  # which reads the properties
+    assert "web_search" in template.render(MESSAGES, tools=[tool], add_generation_prompt=True)
 
 
 def test_a_stamp_of_claude_code_changes_no_prompt() -> None:

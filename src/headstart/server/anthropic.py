@@ -23,6 +23,8 @@ from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegi
 from headstart.types.errors import RequestError
 
 routes = Routes()
+# templates read the properties
+ANY_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": True}
 
 
 class MessagesBody(Body):
@@ -200,13 +202,13 @@ def _text_of(blocks: Any, where: str) -> str:
 
 
 def _tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool as a function; those of the API have a name alone, as in llama-server."""
+    """A tool as a function; those of the API have a name alone, and take any arguments."""
     if not isinstance(tool.get("name"), str):
         raise wrong_value(f"tools.{index}.name", tool.get("name"), "a text")
     function = {
         "name": tool["name"],
         "description": tool.get("description") or "",
-        "parameters": tool.get("input_schema") or {},
+        "parameters": tool.get("input_schema") or ANY_ARGUMENTS,
     }
     return {"type": "function", "function": function}
 
