@@ -68,6 +68,7 @@ class Offloading:
         self._is_behind = False  # `set_aside` was cut short
         self._kept_ahead = -1.0  # `last_used` of the slot that was pre-copied last
         self.disk: DiskCache | None = None
+        self._overdue = _NOTHING  # a read that takes too long; no other one is waited for
 
     def use_disk(self, disk: DiskCache | None) -> None:
         """Write to the disk what main memory evicts, and its contents at the end."""
@@ -215,7 +216,10 @@ class Offloading:
         if not sequence.loading.done() and self._clock() < sequence.load_by:
             return False
         loading, sequence.loading = sequence.loading, _NOTHING
-        stored = loading.result() if loading.done() else None
+        if not loading.done():
+            self._overdue = loading
+            return True
+        stored = loading.result()
         # another server sharing this folder may use blocks when this one does not
         if stored is not None and (stored.is_whole or self._engine.has_blocks):
             self.store.put(stored)
@@ -226,7 +230,7 @@ class Offloading:
         tokens, namespace = sequence.packed, sequence.prompt_namespace
         files, length = disk.index.find(namespace, tokens)
         num_bytes = sum(file.num_bytes for file in files)
-        if not files or num_bytes > self.store.max_bytes:
+        if not (files and self._overdue.done()) or num_bytes > self.store.max_bytes:
             return _NOTHING
         length = self._usable(files[-1].keys, files[-1].length, min(length, len(tokens) - 1))
         num_known = max(num_shared(cells, sequence) for cells in self._cells)
@@ -323,10 +327,8 @@ class Offloading:
         return num_gained >= LEAST_TOKENS and reading >= copying
 
     def _usable(self, lengths: Iterable[int], whole: int, length: int) -> int:
-        """How many of a prompt's first `length` tokens remain after restoring and truncating it.
-
-        Args:
-            lengths: of its checkpoints.
+        """How many of a prompt's first `length` tokens remain after restoring and truncating it;
+        `lengths` are those of its checkpoints.
         """
         # a saved state has only the last window, which the last but one token attends to as well
         is_held = whole <= (self._engine.window or whole) or length >= whole - 1
@@ -339,10 +341,8 @@ class Offloading:
         """Restore a stored prompt into an idle slot, which loses its own unless that is a prefix,
         as far as this step has time. Returns False if there is no room; then the slot is empty.
 
-        Cells of blocks that another sequence holds are shared.
-
-        Args:
-            num_tokens: tokens needed; None: all, in this step.
+        Cells of blocks that another sequence holds are shared. `num_tokens` are needed; None: all,
+        in this step.
         """
         started, before, is_there = self._clock(), 0, True
         wanted = len(stored.tokens) if num_tokens is None else num_tokens

@@ -105,7 +105,7 @@ def test_a_text_that_is_lost_counts_once_though_main_memory_has_its_beginning(
 def test_no_request_waits_long_for_a_disk_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served(tmp_path, conversation(1))
+    served(tmp_path, conversation(1), conversation(2))
     monkeypatch.setattr(DiskCache, "reading_seconds", lambda self, files: 0.0)
     answers = Event()
     monkeypatch.setattr(disk_cache, "read_prompt", lambda path: answers.wait(60))
@@ -116,6 +116,9 @@ def test_no_request_waits_long_for_a_disk_that_does_not_answer(
     assert not scheduler.running
     clock.now += disk_cache.LATE_SECONDS
     scheduler.step()
+    assert len(scheduler.running) == 2
+    scheduler.cancel("c1.1")
+    submit_all(scheduler, [conversation(2, 1)], 3)  # which begins at once
     answers.set()
     assert len(scheduler.running) == 2
 
