@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.architectures import tiny_hybrid
+from tests.architectures import tiny_hybrid, write_model
 from tests.harness import play, submit_all
 from tests.real.answers import Setting, compare, different, make_requests, open_setting
+from tests.real.support import decode, engine_of
 
 from headstart.app import demo, loading
 from headstart.app.assemble import Models
@@ -19,6 +20,7 @@ from headstart.engine.fit import Fitted
 from headstart.engine.footprint import HOST, REPACKED, Use, can_measure
 from headstart.engine.model import Model
 from headstart.scheduler.widths import WidthComparison
+from headstart.types import FINAL_STATE, LAST_STATE
 from headstart.types.errors import ConfigError
 from headstart.types.request import SpeculativeParams
 from headstart.types.widths import WidthClasses, Widths
@@ -183,8 +185,11 @@ def test_a_hybrid_that_cannot_be_exact_is_told_what_makes_it_so_with_its_slots(
     with pytest.raises(ConfigError, match="drop the flag, or leave out --spec off") as error:
         open_setting(Setting("off", 4, 1), models)
     assert "--parallel" not in str(error.value)
-    with pytest.raises(ConfigError, match=r"drop the flag, or start with --parallel 1$"):
+    with pytest.raises(ConfigError, match=r"drop the flag, or try --parallel 1$"):
         open_setting(Setting("auto", 4, 2), models)  # drafts are not why
+    experts = Models(write_model(tmp_path / "experts.gguf", "qwen3next"), None, is_demo=False)
+    with pytest.raises(ConfigError, match=r"can take back 0 rows; drop the flag$"):
+        open_setting(Setting("auto", 4, 1), experts)  # libllama takes back no drafts either
 
 
 def test_a_hybrid_writes_the_same_with_one_slot_as_with_several(
@@ -221,3 +226,35 @@ def test_weights_are_freed_before_they_are_loaded_unpacked(
     monkeypatch.setattr(loading, "fit_models", fit)
     load_target(Setting().config(), Models(demo.path(demo.TARGET), None, is_demo=True))
     assert held == [[], [False]]
+
+
+@pytest.mark.parametrize("architecture", ["glm4moe", "gpt-oss"])
+def test_exact_rows_have_the_same_states_whatever_the_width(
+    architecture: str, tmp_path: Path
+) -> None:
+    """Their gate has other kernels for one row, which rounding to 8 bits mostly hides in logits."""
+    path = write_model(tmp_path / "tiny.gguf", architecture, is_quantized=True)
+    engine = engine_of(path, exact=True)
+    engine.publish_states([LAST_STATE])
+    tokens, found = [i * 37 % engine.vocab_size for i in range(32)], set[bytes]()
+    for width in (1, 2, 8, 32):
+        engine.clear(0)
+        for start in range(0, len(tokens), width):
+            decode(engine, tokens[start : start + width], start)
+            found.add(engine.hidden_states()[LAST_STATE][-1].tobytes())
+    assert len(found) == 32
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "qwen35", "deepseek4", "lfm2"])
+def test_showing_final_states_changes_no_logits(architecture: str, tmp_path: Path) -> None:
+    """Kernels are compared with them and used without."""
+    engine = engine_of(write_model(tmp_path / "tiny.gguf", architecture))
+    for tokens in ([3], [3, 1, 4]):
+        found = []
+        for is_on in (False, True, False):
+            engine.clear(0)
+            engine.show_final_states(is_on=is_on)
+            found.append(decode(engine, tokens, 0, len(tokens)).tobytes())
+            is_shown = is_on and architecture not in ("deepseek4", "lfm2")
+            assert list(engine.hidden_states()) == [FINAL_STATE] * is_shown
+        assert len(set(found)) == 1

@@ -105,11 +105,10 @@ EXACT = {
     "gemma3": "ngram-cache",
     "mamba": "ngram-cache",
     "granitehybrid": "ngram-cache",
-    "jamba": "ngram-cache",
     "lfm2": "ngram-cache",
-    "qwen3next": "ngram-cache",
     "qwen35": "mtp,ngram-cache",
     "step35": "mtp",
+    "glm4moe": "mtp",
 }
 
 

@@ -52,8 +52,8 @@ def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasse
         return None
     ways = ["drop the flag"]
     if engine.num_sequences > 1:
-        ways.append("start with --parallel 1")
-    elif not engine.max_padding:
+        ways.append("try --parallel 1")
+    elif not (engine.max_padding or engine.params.n_rs_seq):
         ways.append("leave out --spec off: what takes drafts back takes padding back")
     raise ConfigError(
         "--exact is not possible with this model on this machine: the numbers of rows that agree "

@@ -30,6 +30,7 @@ from headstart.engine.prompt_reader import PromptReader, reads_apart
 from headstart.engine.sequences import Sequences
 from headstart.structures.checkpoints import Checkpoints
 from headstart.types import (
+    FINAL_STATE,
     Batch,
     CacheKind,
     ContextFullError,
@@ -300,6 +301,13 @@ class LlamaEngine(Sequences):
             raise ModelError(f"{reason}; leave out the speculator that reads it")
         hidden_states.publish(self.handle, set(layers) - self._layers)
         self._layers |= set(layers)
+
+    def show_final_states(self, *, is_on: bool) -> None:
+        if not hidden_states.has_final_state(self.model.facts, self.model.handle, self.handle):
+            return
+        api.llama_set_embeddings(self.handle, is_on)
+        shown = frozenset((FINAL_STATE,))
+        self._layers = self._layers | shown if is_on else self._layers - shown
 
     def _states_of(self, batch: Batch) -> dict[int, NDArray[np.float32]]:
         """Hidden states of the batch decoded last."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from headstart.engine.c_batch import floats_at
 from headstart.engine.library import api
 from headstart.engine.parameters import Facts
-from headstart.types import LAST_STATE
+from headstart.types import FINAL_STATE, LAST_STATE
 
 _WITH_LAST_STATE = frozenset((
     "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "gemma4", "glm-dsa",
@@ -48,6 +48,16 @@ def why_not(facts: Facts, layers: Collection[int]) -> str | None:
     return None
 
 
+def has_final_state(facts: Facts, model: Any, context: Any) -> bool:
+    """Whether libllama shows it, of each row, beside the logits, which lfm2 models then lack.
+
+    It aborts on models with wider states between their layers (deepseek4).
+    """
+    is_alike = api.llama_model_n_embd_out(model) == api.llama_model_n_embd(model)
+    is_by_row = api.llama_pooling_type(context) == 0
+    return bool(is_alike and is_by_row and facts.architecture not in ("lfm2", "lfm2moe"))
+
+
 def publish(context: Any, layers: Collection[int]) -> None:
     """Make a context keep these states for all rows of its decodes."""
     for layer in layers:
@@ -65,6 +75,8 @@ def published(
     for layer in layers:
         if layer == LAST_STATE:
             address, width = api.llama_get_embeddings_nextn(context), api.llama_model_n_embd_out
+        elif layer == FINAL_STATE:
+            address, width = api.llama_get_embeddings(context), api.llama_model_n_embd_out
         else:
             address = api.llama_get_embeddings_layer_inp(context, layer)
             width = api.llama_model_n_embd

@@ -1,4 +1,5 @@
-"""Compares the logits of the same rows in decodes of different widths, bit for bit.
+"""Compares the same rows in decodes of different widths, bit for bit: their logits, and the states
+that the output matrix reads, because its kernel mostly rounds small differences away.
 
 Kernels depend on different things, so each width is tested in several ways: whether all rows agree
 with other widths, from first to last; whether a row changes beside equal rows (which a mixture of
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.types import Batch, Engine, Logits
+from headstart.types import FINAL_STATE, Batch, Engine, Logits
 from headstart.types.widths import WidthClasses
 
 WIDE = (*range(20, 64, 4), 63, 64)  # attention on a CPU changes at 64
@@ -30,7 +31,7 @@ _STEP = 7919  # a prime: neighbours differ
 class _Found:
     """Results of the decodes of one width."""
 
-    rows: list[bytes] = field(default_factory=list)  # digests of their logits
+    rows: list[bytes] = field(default_factory=list)  # their digests
     others: set[bytes] = field(default_factory=set)  # digests of the first row, beside equal rows
     strangers: set[bytes] = field(default_factory=set)  # the same, beside other sequences' rows
     ms: float = float("inf")
@@ -101,32 +102,38 @@ class WidthComparison:
         num = min(num, (self._engine.context_size - length) // width)
         for index in range(num):
             start = length + index * width
-            logits = self._decode(
-                [(own, start, [self._token(start + i) for i in range(width)])], found
-            )
-            self._measure(logits, index * width)
-            found.rows += [_digest(row) for row in logits]
+            tokens = [self._token(start + i) for i in range(width)]
+            found.rows += self._decode([(own, start, tokens)], found, index * width)
         self._put(own, saved, length)
         alike = self._decode([(own, length, [self._token(length)] * width)], found)
-        found.others.add(_digest(alike[0]))
+        found.others.add(alike[0])
         self._put(own, saved, length)
         if 2 <= width <= 1 + len(others):
             rows = [(own, length, [self._token(length)])]
             for index, seq_id in enumerate(self.sequences[1:width]):
                 rows.append((seq_id, others[index], [self._token(others[index])]))
                 others[index] += 1
-            found.strangers.add(_digest(self._decode(rows, found)[0]))
+            found.strangers.add(self._decode(rows, found)[0])
             self._put(own, saved, length)
         return found
 
-    def _decode(self, rows: list[tuple[int, int, list[int]]], found: _Found) -> Logits:
+    def _decode(
+        self, rows: list[tuple[int, int, list[int]]], found: _Found, index: int = _ROWS
+    ) -> list[bytes]:
+        """Digests of the rows; `index`: of the first one among the rows that are compared."""
         self._batch.clear()
         for seq_id, start, tokens in rows:
             self._batch.add(seq_id, start, tokens, len(tokens))
-        started = self._clock()
-        logits = self._run()
-        found.ms = min(found.ms, 1000.0 * (self._clock() - started))
-        return logits
+        self._engine.show_final_states(is_on=True)
+        try:
+            started = self._clock()
+            logits = self._run()
+            found.ms = min(found.ms, 1000.0 * (self._clock() - started))
+            states = self._engine.hidden_states().get(FINAL_STATE, logits)
+        finally:
+            self._engine.show_final_states(is_on=False)
+        self._measure(logits, index)
+        return [_digest(row, state) for row, state in zip(logits, states, strict=True)]
 
     def _run(self) -> Logits:
         if self._is_interrupted():
@@ -223,8 +230,10 @@ def logits_behind(
             engine.clear(other)
 
 
-def _digest(row: NDArray[np.float32]) -> bytes:
-    return hashlib.blake2b(row.tobytes(), digest_size=8).digest()
+def _digest(row: NDArray[np.float32], state: NDArray[np.float32]) -> bytes:
+    digest = hashlib.blake2b(row.data, digest_size=8)
+    digest.update(state.data)
+    return digest.digest()
 
 
 def _refine(before: WidthClasses | None, found: dict[int, _Found], change: float) -> WidthClasses:

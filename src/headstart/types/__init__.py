@@ -9,6 +9,7 @@ because creating a frozen one takes a microsecond, seven times as long.
 
 from __future__ import annotations
 
+from headstart.types.drafts import FINAL_STATE as FINAL_STATE
 from headstart.types.drafts import LAST_STATE as LAST_STATE
 from headstart.types.drafts import NO_DRAFT as NO_DRAFT
 from headstart.types.drafts import Choose as Choose

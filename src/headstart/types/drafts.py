@@ -19,6 +19,8 @@ Choose = Callable[[NDArray[np.float32], int], "TokenChoice"]
 
 LAST_STATE = -1
 """A layer number: the state that a model's own multi-token heads read."""
+FINAL_STATE = -2
+"""A layer number: the state that the output matrix reads."""
 
 
 class DraftMode(Enum):

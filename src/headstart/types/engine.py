@@ -208,6 +208,12 @@ class Engine(Protocol):
         Views that the next decode overwrites; empty without `publish_states`.
         """
 
+    def show_final_states(self, *, is_on: bool) -> None:
+        """Whether `hidden_states` has FINAL_STATE too, if there is a way to see it.
+
+        While it is on, all rows must want logits.
+        """
+
     def truncate(self, seq_id: int, length: int) -> bool:
         """Keep the first `length` tokens. False (and no change) if the cache cannot."""
 

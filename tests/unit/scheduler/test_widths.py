@@ -39,6 +39,17 @@ class Kernels(FakeEngine):
         return super().logits_after(tokens) + np.float32(0.125 * kernel)
 
 
+class Rounded(FakeEngine):
+    """Several rows have other states than one, which its output matrix rounds away."""
+
+    def launch(self, batch: Batch) -> None:
+        self._is_several = batch.num_rows > 1
+        super().launch(batch)
+
+    def hidden_states(self) -> dict[int, NDArray[np.float32]]:
+        return {layer: rows + self._is_several for layer, rows in super().hidden_states().items()}
+
+
 def compare(kernel: Kernel, **settings: int) -> WidthClasses:
     ticks = iter(range(10**6))
     engine = Kernels(kernel)
@@ -72,6 +83,12 @@ def test_a_kernel_that_depends_on_the_width_is_found_and_named(
     assert (str(classes), classes.choose()) == (names, chosen)
     assert classes.change == pytest.approx(0.125 * (len(classes.classes) > 1), abs=0.13)
     assert not classes.is_alone
+
+
+def test_kernels_whose_difference_the_output_matrix_rounds_away_are_told_apart() -> None:
+    engine = Rounded(order=4, num_cells=4096, context_size=1024)
+    classes = WidthComparison(engine, range(3), lambda: 0.0).run()
+    assert (str(classes), engine.state_layers) == ("1 | 2-64", ())
 
 
 @pytest.mark.parametrize("context_size", [40, 64, 65])

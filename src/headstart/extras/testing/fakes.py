@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from headstart.structures.checkpoints import Checkpoint, Checkpoints, pack, unpack
 from headstart.types import (
+    FINAL_STATE,
     Batch,
     CacheKind,
     ContextFullError,
@@ -209,6 +210,10 @@ class FakeEngine:
 
     def publish_states(self, layers: Collection[int]) -> None:
         self.state_layers = tuple(sorted({*self.state_layers, *layers}))
+
+    def show_final_states(self, *, is_on: bool) -> None:
+        others = (layer for layer in self.state_layers if layer != FINAL_STATE)
+        self.state_layers = (FINAL_STATE,) * is_on + tuple(others)
 
     def hidden_states(self) -> Mapping[int, NDArray[np.float32]]:
         return {layer: np.array(rows, np.float32) for layer, rows in self._states.items()}
