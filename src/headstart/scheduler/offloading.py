@@ -166,8 +166,8 @@ class Offloading:
         """
         if self.disk is None or time.monotonic() < self.disk.retry_at:
             return False
-        self.begin_step(0.0)
         for cells in self._unwritten(self.disk):
+            self.begin_step(0.0)  # for each: copies that are refused are made again
             if copy := self._copy(cells):
                 is_whole = len(copy.tokens) == cells.length
                 if self.disk.put(copy) if is_whole else self.store.put(copy):

@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from tests.harness import Clock, Model, submit_all
+from tests.harness import Clock, Model, make_scheduler, submit_all
 from tests.planted import noted
 from tests.unit.scheduler.conversations import ask, conversation, long
 from tests.unit.scheduler.test_disk_cache import (
@@ -87,6 +87,19 @@ def test_nothing_is_copied_for_a_disk_that_takes_nothing(
     copied = [noted(monkeypatch, scheduler.engine, one) for one in ("save_block", "save_sequence")]
     assert not scheduler.cache.offloading.write_next()
     assert copied == [[], []]
+
+
+def test_a_prompt_too_large_for_the_disk_keeps_no_other_off_it(tmp_path: Path) -> None:
+    """Its last block is copied again each time, which took the time of the others."""
+    scheduler = make_scheduler(Model(context_size=1024), parallel=2)
+    ask(scheduler, conversation(1), long(2))
+    scheduler.cache.offloading.use_disk(disk := cache(tmp_path, max_bytes=1500))
+    num_left = 50
+    while scheduler.cache.offloading.write_next() and num_left:
+        settled(disk)
+        num_left -= 1
+    assert num_left
+    assert texts(tmp_path) == 1
 
 
 def test_a_text_that_is_lost_counts_once_though_main_memory_has_its_beginning(
