@@ -183,7 +183,7 @@ def _check(facts: Facts, config: EngineConfig, limits: Limits, params: Any) -> N
         raise ConfigError(
             f"--cache-type-k {config.cache_type_k} stores 32 numbers at a time, but a key of this "
             f"{facts.architecture} model has {facts.key_size}; choose one of "
-            f"{', '.join(PLAIN_CACHE_TYPES)}"
+            f"{', '.join(PLAIN_CACHE_TYPES)}, with --draft-cache-type-k if it is the draft model"
         )
     if limits.num_sequences > 1 and facts.architecture == "plamo2":
         raise ConfigError(
