@@ -198,7 +198,7 @@ def test_keys_that_no_quantized_block_can_hold_are_refused(flash_attn: str, tmp_
     path = tiny_llama(tmp_path / "tiny.gguf")
     with pytest.raises(
         ConfigError,
-        match="a key of this llama model has 16; choose one of f32.*--draft-cache-type-k",
+        match=r"a key of this llama model has 16; choose one of f32.*--draft-cache-type-k",
     ):
         engine_of(path, cache_type_k="q4_1", flash_attn=flash_attn)
 
