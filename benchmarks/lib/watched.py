@@ -137,7 +137,7 @@ def watch() -> None:
     ):
         setattr(kind, method, dog.piece(name, getattr(kind, method)))
     idle = (Scheduler, "wait_for_threads")  # only if there is nothing else to do
-    decodes = (LlamaEngine, "launch"), (LlamaEngine, "wait"), (ModelDrafting, "_ask_one")
+    decodes = (LlamaEngine, "launch"), (LlamaEngine, "wait"), (ModelDrafting, "_draft")
     whole = (LlamaEngine, "save_sequence"), (LlamaEngine, "restore_sequence")
     for kind, name in (*decodes, *whole, idle):
         setattr(kind, name, dog.decode(getattr(kind, name)))
