@@ -72,19 +72,18 @@ def find_media(
 def choose_preempted(running: Iterable[Sequence]) -> Sequence:
     """The newest request of the tenant whose requests hold the most cells."""
     sequences = list(running)
-    held = _num_decoded(sequences)
+    held = held_tokens(sequences)
     most = max(held, key=held.__getitem__)
     return max((one for one in sequences if one.tenant == most), key=lambda one: one.submitted)
 
 
-def costs_its_tenant(sequence: Sequence, running: Iterable[Sequence]) -> bool:
+def costs_its_tenant(sequence: Sequence, held: Mapping[str, int]) -> bool:
     """Whether a full cache would take cells from its own tenant if it started, not from another."""
-    held = _num_decoded(running)
-    num_own = held.pop(sequence.tenant, 0) + len(sequence.text.tokens)
-    return num_own >= max(held.values(), default=0)
+    most = max((held[tenant] for tenant in held if tenant != sequence.tenant), default=0)
+    return held.get(sequence.tenant, 0) + len(sequence.text.tokens) >= most
 
 
-def _num_decoded(running: Iterable[Sequence]) -> Counter[str]:
+def held_tokens(running: Iterable[Sequence]) -> Counter[str]:
     """Tokens in the cache, by tenant."""
     held = Counter[str]()
     for one in running:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 
@@ -53,7 +54,7 @@ class PromptCache:
         wished = sequence.request.slot_id
         return wished is not None and self.cells[wished].user is not None
 
-    def find(self, sequence: Sequence, *, needs_room: bool = False) -> Placement | None:
+    def find(self, sequence: Sequence) -> Placement | None:
         """Find free cells with as much of the request's text as possible.
 
         Cells that hold this conversation are continued; if none are empty, also those of another
@@ -62,10 +63,10 @@ class PromptCache:
         conversation stays cached. Only text of the request's own namespace is considered, so that
         no tenant learns from the cache what another wrote.
 
-        Returns None if no cells are free, or if it `needs_room` and there is none.
+        Returns None if no cells are free.
         """
         free = [cells for cells in self.cells if cells.user is None]
-        if not free or (needs_room and not self._has_room(sequence)):
+        if not free:
             return None
         wished = [cells for cells in free if cells.seq_id == sequence.request.slot_id]
         oldest = min(free, key=_age)
@@ -258,16 +259,16 @@ class PromptCache:
         can_share = self._engine.reusable(cells.seq_id, num_common, by_copy=True) >= known
         return can_share and is_another(num_common, cells.num_prompt)
 
-    def _has_room(self, sequence: Sequence) -> bool:
-        """Whether a request is likely to stay once admitted.
+    def room(self) -> float:
+        """Tokens of a text that is likely to stay once admitted, if the context was full before.
 
-        Admitted too early, it would decode its prompt only to be preempted. Its text must fit
-        beside the running ones, with an eighth of all cells left to grow into. Shared cells count
-        once per request, so it may wait too long, but not once no other request runs.
+        Admitted too early, it would be decoded only to be preempted: it must fit beside the running
+        ones, with an eighth of all cells left to grow into. Shared cells count once per request, so
+        it may wait too long, but not once no other request runs.
         """
         busy = sum(len(cells.tokens) for cells in self.cells if cells.user is not None)
         num_cells = self._engine.num_cells
-        return not busy or busy + len(sequence.text.tokens) <= num_cells - num_cells // 8
+        return num_cells - num_cells // 8 - busy if busy else inf
 
 
 def is_another(num_common: int, num_prompt: int) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from headstart.config import SchedulerConfig, read_weights
 from headstart.scheduler import admission, batching
-from headstart.scheduler.admission import Tenants, choose_preempted, costs_its_tenant
+from headstart.scheduler.admission import Tenants, choose_preempted, costs_its_tenant, held_tokens
 from headstart.scheduler.commit import CONTEXT_FULL, RENEWED, Committer, failure
 from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.drafting import Drafting
@@ -343,21 +343,20 @@ class Scheduler:
         """Give free cells with the longest known prefix to waiting requests, tenants in turn."""
         num_loading = 0
         is_tight = any(one.is_resumed for one in self.waiting)  # the context was full
+        room, held = self.cache.room(), held_tokens(self.running)
         for sequence in self._tenants.order(self.waiting, self.running):
             if self.cache.waits(sequence):
                 continue
             if len(self.cells) - len(self.running) <= num_loading:  # reserved for these
                 break
+            is_large = is_tight and len(sequence.text.tokens) > room
+            if is_large and (sequence.is_resumed or costs_its_tenant(sequence, held)):
+                continue  # later requests may need less room
             if not (self.cache.offloading.load(sequence) and self._prepare(sequence)):
                 num_loading += 1
                 continue
-            needs_room = is_tight and (
-                sequence.is_resumed or costs_its_tenant(sequence, self.running)
-            )
-            placement = self.cache.find(sequence, needs_room=needs_room)
+            placement = self.cache.find(sequence)
             if placement is None:
-                if len(self.running) < len(self.cells):
-                    continue  # later requests may need less room
                 break
             if (placement := self.cache.bring_back(sequence, placement)) is None:
                 num_loading += 1
@@ -366,6 +365,7 @@ class Scheduler:
             self._tenants.charge_turn(sequence.tenant)
             self.cache.place(sequence, placement)
             self._start(sequence)
+            room, held = self.cache.room(), held_tokens(self.running)
 
     def _prepare(self, sequence: Sequence) -> bool:
         """Create the sampler. Returns False if that failed or needs another step."""
