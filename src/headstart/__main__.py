@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from io import TextIOWrapper
 
 
 def main() -> int:
@@ -39,7 +40,8 @@ def _prepare_streams() -> None:
             stream = open(os.devnull, mode)  # noqa: SIM115  gets the lowest free number
             os.set_inheritable(stream.fileno(), True)
             setattr(sys, name, stream)
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
+    if isinstance(sys.stdout, TextIOWrapper):  # a caller may have replaced it
+        sys.stdout.reconfigure(errors="replace")
 
 
 if __name__ == "__main__":  # the engine process imports this module too, and needs no command line

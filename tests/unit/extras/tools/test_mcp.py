@@ -98,12 +98,17 @@ def starting_once(starts: Path) -> dict[str, Any]:
     return ENTRY | {"timeout_ms": 1000, "env": {"STARTS": str(starts)}}
 
 
+async def leave(box: Any) -> None:
+    """Let the program of server a end."""
+    await call(box, "a_leave", text="bye")
+    while not box._servers[0]._has_ended():
+        await asyncio.sleep(0.01)
+
+
 async def test_calls_that_wait_for_a_start_that_fails_fail_with_it(tmp_path):
     starts = tmp_path / "starts"
     async with started(a=starting_once(starts)) as box:
-        await call(box, "a_leave", text="bye")
-        while not box._servers[0]._has_ended():
-            await asyncio.sleep(0.01)
+        await leave(box)
         answers = await asyncio.gather(*(call(box, "a_echo") for _ in range(8)))
     assert {one["error"] for one in answers} == {
         "the MCP server a did not answer within 1 seconds (timeout_ms)"
@@ -123,9 +128,7 @@ async def test_a_program_that_offers_no_tools_is_ended(tmp_path):
 async def test_a_program_is_ended_if_the_call_that_starts_it_is_cancelled(tmp_path):
     starts = tmp_path / "starts"
     async with started(a=starting_once(starts)) as box:
-        await call(box, "a_leave", text="bye")
-        while not box._servers[0]._has_ended():
-            await asyncio.sleep(0.01)
+        await leave(box)
         calling = asyncio.create_task(call(box, "a_echo"))
         while starts.read_text() != "xx":
             await asyncio.sleep(0.01)
