@@ -85,7 +85,7 @@ class DiskCache:
         self._counts = DiskReport(folder=str(place.folder), max_bytes=place.max_bytes)
         self._loading: dict[str, Future[StoredPrompt | None]] = {}
         self.is_over = threading.Event()  # no decodes to pause for
-        self._too_old = defaultdict[str, float](float)  # by owner: prompts used before lack room
+        self._too_old: dict[str, float] = {}  # by owner: prompts used before lack room
         self.failure = ""  # why nothing can be written; logged once
         self.retry_at = 0.0  # nothing is written before
         # of the whole folder, as the writer last saw it, by owner: bytes, and evictable files, the
@@ -134,7 +134,7 @@ class DiskCache:
         were used later, or if the queue is full.
         """
         num_bytes = prompt.num_bytes
-        is_too_old = prompt.last_used <= self._too_old[owner_of(prompt.namespace)]
+        is_too_old = prompt.last_used <= self._too_old.get(owner_of(prompt.namespace), 0.0)
         is_refused = prompt.is_private or is_too_old or num_bytes > self._place.max_bytes
         if is_refused or self.knows(prompt.namespace, prompt.tokens):
             return False
