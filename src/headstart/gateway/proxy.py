@@ -12,10 +12,12 @@ import ssl
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import urlsplit
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from headstart.gateway.upstream import Connection, head_of
@@ -75,13 +77,10 @@ class ProxiedAnswer:
         self._backend, self._proxy = backend, proxy
         self._connection: Connection | None = connection
 
-    def has_content_type(self, kind: bytes) -> bool:
-        """Whether the content type contains this."""
-        return any(name == b"content-type" and kind in value for name, value in self.headers)
-
     @property
     def is_event_stream(self) -> bool:
-        return self.has_content_type(b"text/event-stream")
+        kinds = [value for name, value in self.headers if name == b"content-type"]
+        return any(b"text/event-stream" in kind for kind in kinds)
 
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body as it arrives.
@@ -214,13 +213,11 @@ async def relay(
     """Relay the answer piece by piece; `tap` sees each piece after it was sent.
 
     If the backend fails, a stream of events ends with an error event; any other body stays
-    incomplete, which clients notice.
-
-    Raises:
-        ClientDisconnect: the client disconnected; the backend is disconnected too.
+    incomplete, which clients notice. When the client disconnects, so does the backend.
     """
     try:
-        await unless_left(receive, _relay(answer, send, tap))
+        with suppress(ClientDisconnect):
+            await unless_left(receive, _relay(answer, send, tap))
     finally:
         answer.close()
 

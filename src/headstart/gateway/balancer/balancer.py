@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TypeVar
 
-from headstart.gateway.balancer.conversation import Asked
-from headstart.gateway.balancer.learned import BLOCK_BYTES, Mean, Timings, shared_prices
-from headstart.gateway.balancer.policy import expected_seconds, ranking, wait_seconds
+from headstart.gateway.balancer.conversation import Asked, Timings
+from headstart.gateway.balancer.policy import expected_seconds, follow, ranking, wait_seconds
+from headstart.gateway.balancer.prefixes import BLOCK_BYTES
 from headstart.gateway.balancer.replica import Flight, Replica
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -22,12 +19,11 @@ class Fleet:
     """The replicas by name, which have one model, and the conversations that they had."""
 
     replicas: dict[str, Replica] = field(default_factory=dict)
-    tokens_per_byte: Mean = field(default_factory=lambda: Mean(0.25, 256))
-    answer_tokens: Mean = field(default_factory=lambda: Mean(128.0))
+    tokens_per_byte: float = 0.25
+    answer_tokens: float = 128.0
     # conversation -> replica, tokens of its last answer there, bytes of that request, and a hash of
     # it and of the replica's start
     _last: OrderedDict[str, tuple[str, float, int, int]] = field(default_factory=OrderedDict)
-    _owners: OrderedDict[str, str] = field(default_factory=OrderedDict)  # response -> replica
 
     def available(self) -> list[Replica]:
         """The replicas that accept requests."""
@@ -35,34 +31,26 @@ class Fleet:
 
     def order(self, asked: Asked) -> list[Replica]:
         """The replicas to try, best first; empty while there is none."""
-        if not (replicas := self.available()):
-            return []
-        num_answer = self.answer_tokens.value
+        num_answer = self.answer_tokens
         if asked.max_tokens is not None:
             num_answer = min(num_answer, asked.max_tokens)
         costs = {}
-        all_prices = shared_prices([one.learned for one in replicas])
-        for one, prices in zip(replicas, all_prices, strict=True):
+        for one in self.available():
             num_unread = self._num_unread(one, asked)
-            costs[one.name] = expected_seconds(one.load(), prices, num_unread, num_answer)
+            costs[one.name] = expected_seconds(one.load(), one.prices, num_unread, num_answer)
         last = self._last.get(asked.conversation, ("",))[0]
-        owner = self._owners.get(asked.needs, "")
-        ranked = ranking(costs, asked.conversation, last)
-        return [self.replicas[name] for name in sorted(ranked, key=lambda name: name != owner)]
-
-    def knows_owner(self, asked: Asked) -> bool:
-        """Whether the stored response that it needs was made through this balancer."""
-        return asked.needs in self._owners
-
-    def own(self, response: str, replica: Replica) -> None:
-        """Note which replica has a stored response."""
-        _remember(self._owners, response, replica.name)
+        return [self.replicas[name] for name in ranking(costs, asked.conversation, last)]
 
     def start(self, replica: Replica, asked: Asked) -> Flight:
-        """Count a request that is sent; `finish` or `Replica.fail` ends the flight."""
-        flight = replica.start(asked, self._num_unread(replica, asked))
-        if asked.conversation:
-            _remember(self._last, asked.conversation, (replica.name, 0.0, 0, 0))
+        """Count a request that is sent; `finish` or `Replica.fail` ends the flight. Later requests
+        find its prompt in the replica's `prefixes`.
+        """
+        num_unread = self._num_unread(replica, asked)
+        flight = Flight(replica, asked, replica.load().num_running, num_unread)
+        replica.flights.add(flight)
+        replica.num_sent += 1
+        replica.prefixes.add(asked.blocks)
+        self._remember(asked.conversation, (replica.name, 0.0, 0, 0))
         return flight
 
     def finish(self, flight: Flight, timings: Timings | None) -> None:
@@ -71,21 +59,22 @@ class Fleet:
         replica.flights.remove(flight)
         if timings is None or not asked.text:
             return
-        if asked.conversation:
-            key = hash((replica.started_at, asked.text))
-            last = replica.name, timings.predicted_n, len(asked.text), key
-            _remember(self._last, asked.conversation, last)
-        self.tokens_per_byte.add(timings.cache_n + timings.prompt_n, len(asked.text))
-        self.answer_tokens.add(timings.predicted_n)
-        replica.learned.add(timings, flight.num_beside, len(replica.flights))
-        for other in self.replicas.values():
-            if other is not replica:
-                other.learned.fade()
+        key = hash((replica.started_at, asked.text))
+        last = replica.name, timings.predicted_n, len(asked.text), key
+        self._remember(asked.conversation, last)
+        num_prompt = timings.cache_n + timings.prompt_n
+        self.tokens_per_byte = follow(self.tokens_per_byte, num_prompt / len(asked.text))
+        self.answer_tokens = follow(self.answer_tokens, timings.predicted_n)
+        for one in self.replicas.values():
+            # One that was never asked, or was slow when it was asked long ago, is taken for one
+            # like the others, or it would never be asked again.
+            share = 1.0 if one is replica else 0.15
+            one.prices.learn(timings, flight.num_beside, len(replica.flights), share)
 
     def _num_unread(self, replica: Replica, asked: Asked) -> float:
         """Estimated tokens of a prompt that a replica has neither read nor written."""
         num_known = replica.prefixes.match(asked.blocks)
-        num_tokens = (len(asked.text) - num_known) * self.tokens_per_byte.value
+        num_tokens = (len(asked.text) - num_known) * self.tokens_per_byte
         name, num_written, size, key = self._last.get(asked.conversation, ("", 0.0, 0, 0))
         # an application may give all its conversations one name
         is_kept = name == replica.name and size < num_known + BLOCK_BYTES
@@ -95,19 +84,17 @@ class Fleet:
 
     def wait_seconds(self) -> float:
         """Expected wait of a request for a first slot, at the replica where it is shortest."""
-        replicas = self.available()
-        prices = shared_prices([one.learned for one in replicas])
-        pairs = zip(replicas, prices, strict=True)
-        return min((wait_seconds(one.load(), price) for one, price in pairs), default=0.0)
+        waits = (wait_seconds(one.load(), one.prices) for one in self.available())
+        return min(waits, default=0.0)
 
     def is_full(self, max_waiting: int) -> bool:
         """Whether the queue of every replica is full."""
         replicas = self.available()
         return bool(replicas) and all(one.load().num_waiting >= max_waiting for one in replicas)
 
-
-def _remember(known: OrderedDict[str, T], key: str, value: T) -> None:
-    known[key] = value
-    known.move_to_end(key)
-    if len(known) > 100_000:
-        known.popitem(last=False)
+    def _remember(self, conversation: str, last: tuple[str, float, int, int]) -> None:
+        if conversation:
+            self._last[conversation] = last
+            self._last.move_to_end(conversation)
+        if len(self._last) > 100_000:
+            self._last.popitem(last=False)

@@ -1,4 +1,4 @@
-"""Extracts the text of a request, for comparing prefixes, and facts from its answer.
+"""Extracts the text of a request, for comparing prefixes, and the timings of its answer.
 
 The text is the request's messages as JSON without the last bracket, so that each turn's text is a
 prefix of the next turn's. It is not the model's prompt, but grows in the same way. Knows the bodies
@@ -12,17 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
-from headstart.gateway.balancer.learned import Timings, block_hashes
+from headstart.gateway.balancer.prefixes import block_hashes
 from headstart.server.body import read_object
 
 # fields of a body with its text
 SAID = ("messages", "input_extra", "input", "input_prefix", "prompt", "input_suffix")
 MAX_TEXT_BYTES = 2**20  # of a conversation; what is longer is known by its beginning
-MAX_ANSWER_BYTES = 2**21  # of a line; what is longer is not read
+MAX_END_BYTES = 2**18  # of an answer, in which its timings are looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,40 +97,26 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-class AnswerFacts:
-    """Extracts facts from an answer while it is relayed."""
+class Timings(NamedTuple):
+    """Numbers of an answer, in llama-server's terms: tokens and milliseconds."""
 
-    def __init__(self, *, is_stream: bool) -> None:
-        self.timings: Timings | None = None
-        self.stored_id = ""  # of a response that the replica may have kept
-        self._is_stream = is_stream
-        self._rest = b""
+    cache_n: float = 0
+    prompt_n: float = 0  # cached ones excluded
+    prompt_ms: float = 0
+    predicted_n: float = 0
+    predicted_ms: float = 0
 
-    def add(self, piece: bytes) -> None:
-        """Read the next piece of the body."""
-        data = self._rest + piece
-        lines: list[bytes] = []
-        if self._is_stream:
-            *lines, data = data.split(b"\n")
-        self._rest = data if len(data) <= MAX_ANSWER_BYTES else b""
-        for line in lines:
-            self._read(line.removeprefix(b"data: "))
 
-    def end(self) -> None:
-        """The body is over."""
-        self._read(self._rest)
-        self._rest = b""
+def timings_of(body: bytes) -> Timings | None:
+    """The last timings in the end of an answer's body; None without any.
 
-    def _read(self, data: bytes) -> None:
-        # most events of a stream have neither
-        if not re.search(rb'"timings"|"object": ?"response"', data):
-            return
-        try:
-            found = orjson.loads(data)
-        except orjson.JSONDecodeError:
-            return
-        if isinstance(found, dict):
-            response = found.get("response", found)
-            if isinstance(response, dict) and response.get("object") == "response":
-                self.stored_id = _text(response.get("id"))
-            self.timings = Timings.of(found) or self.timings
+    They are searched for as bytes: within a text of JSON their quotes would be escaped.
+    """
+    found = re.findall(rb'"timings": ?(\{[^{}]*\})', body)
+    try:
+        said = orjson.loads(found[-1]) if found else {}
+    except orjson.JSONDecodeError:
+        said = {}
+    values = [said.get(name, 0) for name in Timings._fields]
+    is_valid = bool(said) and all(isinstance(one, int | float) and one >= 0 for one in values)
+    return Timings(*values) if is_valid else None

@@ -39,13 +39,13 @@ async def _poll(replica: Replica, proxy: Proxy) -> None:
         replica.num_silent += 1
         is_silent = replica.num_silent >= PATIENCE
         if is_silent or (isinstance(error, BackendError) and not error.was_sent):
-            _lose(replica, str(error) or f"no answer in {ANSWER_SECONDS:g} s")
+            replica.lose(str(error) or f"no answer in {ANSWER_SECONDS:g} s")
         if is_silent:  # the requests that wait for it can still be answered elsewhere
             proxy.close_silent(replica.name, PATIENCE * ANSWER_SECONDS)
         return
     replica.num_silent = 0
     if status != 200:
-        _lose(replica, _message(body) or f"/health answers {status}")
+        replica.lose(_message(body) or f"/health answers {status}")
 
 
 async def _hear(replica: Replica, proxy: Proxy) -> None:
@@ -74,12 +74,6 @@ async def _get(replica: Replica, proxy: Proxy, path: str) -> tuple[int, bytes, d
     backend = Backend(name=replica.name, url=replica.url, headers=replica.headers)
     answer = await proxy.open(backend, ProxiedRequest("GET", path))
     return answer.status, await answer.read(), dict(answer.headers)
-
-
-def _lose(replica: Replica, reason: str) -> None:
-    if replica.is_healthy:
-        log.warning("%s takes no requests: %s", replica.name, reason)
-    replica.lose(reason)
 
 
 def _object(body: bytes) -> dict[str, Any]:

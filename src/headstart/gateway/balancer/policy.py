@@ -6,8 +6,9 @@ For each replica, in seconds:
   + uncached tokens x prompt_token      what it would have to read of the prompt, which takes longer
                                         beside requests that generate
 
-Affinity is a term of this sum and not a mode: for one request it yields when waiting at the replica
-that knows the prompt costs more than reading the prompt elsewhere, and it holds for all others.
+Prices follow the answers, which report what their prompt and their tokens took. Affinity is a term
+of this sum and not a mode: for one request it yields when waiting at the replica that knows the
+prompt costs more than reading the prompt elsewhere, and it holds for all others.
 Pure arithmetic: no clock, no randomness, no network.
 """
 
@@ -16,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+
+from headstart.gateway.balancer.conversation import Timings
 
 # replicas that cost no more than the cheapest and this much are equal: prices are that uncertain
 EQUAL_SHARE, EQUAL_SECONDS = 0.1, 0.01
@@ -33,13 +36,39 @@ class Load:
     prompt_tokens_ahead: float = 0.0  # to be read before a new prompt
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class Prices:
-    """Seconds that a replica takes for each unit of work."""
+    """Seconds that a replica takes for each unit of work, as answers show them. They begin with a
+    guess.
+    """
 
     prompt_token: float = 1e-3  # reading one, alone
     token: float = 0.02  # generating one, alone
     request: float = 2.0  # a whole request in its slot
+
+    def learn(self, timings: Timings, num_before: int, num_after: int, share: float = 1.0) -> None:
+        """Follow an answer.
+
+        Args:
+            num_before, num_after: other requests that ran at its start and at its end.
+            share: how much it counts.
+        """
+        num_beside = (num_before + num_after) / 2
+        seconds = (timings.prompt_ms + timings.predicted_ms) / 1000
+        self.request = follow(self.request, seconds, share)
+        if timings.prompt_n >= 16:  # with fewer, the time is the step's rather than the tokens'
+            seconds = timings.prompt_ms / 1000 / timings.prompt_n
+            alone = seconds / (1 + PROMPT_SLOWDOWN * num_before)
+            self.prompt_token = follow(self.prompt_token, alone, share)
+        if timings.predicted_n > 1 and timings.predicted_ms:
+            seconds = timings.predicted_ms / 1000 / (timings.predicted_n - 1)
+            alone = seconds / (1 + TOKEN_SLOWDOWN * num_beside)
+            self.token = follow(self.token, alone, share)
+
+
+def follow(mean: float, value: float, share: float = 1.0) -> float:
+    """A mean with one more value, in which older ones fade."""
+    return mean + 0.1 * share * (value - mean)
 
 
 def expected_seconds(load: Load, prices: Prices, num_unread: float, num_answer: float) -> float:

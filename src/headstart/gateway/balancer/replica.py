@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from headstart.gateway.balancer.conversation import Asked
-from headstart.gateway.balancer.learned import Learned, Prefixes
-from headstart.gateway.balancer.policy import Load
+from headstart.gateway.balancer.policy import Load, Prices
+from headstart.gateway.balancer.prefixes import Prefixes
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +39,7 @@ class Replica:
     num_reported_own: int = 0  # requests of this balancer in that report
     started_at: str | None = None  # as reported; None before the first report
     flights: set[Flight] = field(default_factory=set)
-    learned: Learned = field(default_factory=Learned)
+    prices: Prices = field(default_factory=Prices)
     prefixes: Prefixes = field(default_factory=Prefixes)
     num_sent: int = 0
     num_failed: int = 0
@@ -59,14 +62,6 @@ class Replica:
             prompt_tokens_ahead=sum(one.num_prompt for one in self.flights if not one.has_begun),
         )
 
-    def start(self, asked: Asked, num_unread: float) -> Flight:
-        """Count a sent request; later requests find its prompt in `prefixes`."""
-        flight = Flight(self, asked, self.load().num_running, num_unread)
-        self.flights.add(flight)
-        self.num_sent += 1
-        self.prefixes.add(asked.blocks)
-        return flight
-
     def fail(self, flight: Flight) -> None:
         """Count a request without an answer."""
         self.flights.discard(flight)
@@ -82,11 +77,13 @@ class Replica:
 
     def lose(self, reason: str) -> None:
         """Send it nothing until it answers a poll again."""
+        if self.is_healthy:
+            log.warning("%s takes no requests: %s", self.name, reason)
         self.is_healthy, self.why_not = False, reason
 
     def describe(self) -> dict[str, Any]:
         """The state as JSON, for display."""
-        load, prices = self.load(), self.learned.prices()
+        load, prices = self.load(), self.prices
         state = "healthy" if self.is_healthy else "unhealthy"
         return {
             "name": self.name,

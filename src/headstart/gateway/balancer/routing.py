@@ -13,12 +13,11 @@ import re
 from collections.abc import Mapping
 from functools import partial
 
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
 from headstart.gateway.balancer.balancer import Fleet
-from headstart.gateway.balancer.conversation import AnswerFacts, Asked, read
+from headstart.gateway.balancer.conversation import MAX_END_BYTES, Asked, read, timings_of
 from headstart.gateway.balancer.options import RoutingOptions
 from headstart.gateway.balancer.replica import Flight, Replica
 from headstart.gateway.proxy import Backend, ProxiedAnswer, ProxiedRequest, Proxy, relay
@@ -53,15 +52,7 @@ class Routing:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        try:
-            body = await HttpRequest(scope, receive).body()
-            await self._handle(ProxiedRequest.of(scope, body), scope, receive, send)
-        except ClientDisconnect:
-            return
-
-    async def _handle(
-        self, request: ProxiedRequest, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+        request = ProxiedRequest.of(scope, await HttpRequest(scope, receive).body())
         tenant = caller_of(scope).tenant
         if not self._tenant_header:
             tenant = tenant or _tenant_by(_key_headers(request))
@@ -74,16 +65,16 @@ class Routing:
         if asked.text and self._fleet.is_full(self._options.max_waiting):
             raise self._overload()
         flight, answer = await self._open(request, asked, tenant, receive)
-        is_lines = answer.is_event_stream or answer.has_content_type(b"ndjson")
-        facts = AnswerFacts(is_stream=is_lines)
-        is_learned = bool(asked.text) and answer.status == 200
+        end = bytearray()
+
+        def note(piece: bytes) -> None:
+            end.extend(piece)
+            del end[:-MAX_END_BYTES]
+
         try:
-            await relay(answer, receive, send, facts.add if is_learned else None)
+            await relay(answer, receive, send, note)
         finally:
-            facts.end()
-            self._fleet.finish(flight, facts.timings)
-            if facts.stored_id:
-                self._fleet.own(facts.stored_id, flight.replica)
+            self._fleet.finish(flight, timings_of(bytes(end)) if answer.status == 200 else None)
 
     async def _open(
         self, request: ProxiedRequest, asked: Asked, tenant: str, receive: Receive
@@ -93,10 +84,9 @@ class Routing:
         failure: BackendError | None = None
         may_crash = 1  # a request that ends one server may end them all
         is_busy = bool(replicas)
-        # a stored response that was made through another balancer: the replica that has it answers
-        is_lost = asked.needs and not self._fleet.knows_owner(asked)
-        elsewhere = replicas[:-1] if is_lost else []
-        num_tries = len(replicas) if is_lost else 1 + self._options.retries
+        # of a stored response: the replica that has it answers, or the last for all
+        elsewhere = replicas[:-1] if asked.needs else []
+        num_tries = len(replicas) if asked.needs else 1 + self._options.retries
         wants_first = request.method not in ("GET", "HEAD")
         for replica in replicas[:num_tries]:
             flight = self._fleet.start(replica, asked)

@@ -11,7 +11,6 @@ from typing import Any, NoReturn, TypeVar
 
 import orjson
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -79,27 +78,23 @@ class Forward:
         self._streams = Streams()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
         http = HttpRequest(scope, receive)
         path, names_model = scope["path"], bool(http.query_params.get("model"))
-        try:
-            body = await http.body()
-            if path == "/props" and not names_model:
-                await json_response(self._own.props())(scope, receive, send)
-            elif path == "/metrics" and not names_model:
-                text = Response(render(self._pool), media_type="text/plain; version=0.0.4")
-                await text(scope, receive, send)
-            elif path == "/v1/streams/lookup":
-                found = await self._look_up(ProxiedRequest.of(scope, body), scope)
-                await json_response(found)(scope, receive, send)
-            elif path == "/v1/stream" and (answer := self._without_model(http)):
-                await answer(scope, receive, send)
-            else:
-                model = await self._model(http)
-                await self._pass_on(model, ProxiedRequest.of(scope, body), scope, receive, send)
-        except ClientDisconnect:
+        body = await http.body()
+        answer: Response | None = None
+        if path == "/props" and not names_model:
+            answer = json_response(self._own.props())
+        elif path == "/metrics" and not names_model:
+            answer = Response(render(self._pool), media_type="text/plain; version=0.0.4")
+        elif path == "/v1/streams/lookup":
+            answer = json_response(await self._look_up(ProxiedRequest.of(scope, body), scope))
+        elif path == "/v1/stream":
+            answer = self._without_model(http)
+        if answer is not None:
+            await answer(scope, receive, send)
             return
+        model = await self._model(http)
+        await self._pass_on(model, ProxiedRequest.of(scope, body), scope, receive, send)
 
     async def _model(self, http: HttpRequest) -> PooledModel:
         """The model that a request names, if it may be used.

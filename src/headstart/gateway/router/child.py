@@ -38,13 +38,13 @@ class ChildProcess:
         self._preset, self._arguments = preset, arguments
         self._on_state, self._on_exit = on_state, on_exit
         self._process: asyncio.subprocess.Process | None = None
-        self._is_stopped = self._is_killed = False  # may be set before there is a process
+        self._ending: Callable[[], None] | None = None  # `stop` or `kill`
         self._killing: asyncio.TimerHandle | None = None
         self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
         """Ask it to end; kill it after the seconds of its preset."""
-        self._is_stopped = True
+        self._ending = self._ending or self.stop
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
@@ -53,7 +53,7 @@ class ChildProcess:
             self._killing = loop.call_later(self._preset.stop_seconds, self.kill)
 
     def kill(self) -> None:
-        self._is_killed = True
+        self._ending = self.kill
         if self._process is not None:
             kill_group(self._process.pid)
 
@@ -77,10 +77,8 @@ class ChildProcess:
             except BaseException:
                 ours.close()
                 raise
-        if self._is_killed:
-            self.kill()
-        elif self._is_stopped:
-            self.stop()
+        if self._ending is not None:  # it was called before there was a process
+            self._ending()
         reader, writer = await asyncio.open_connection(sock=ours, limit=LONGEST_LINE)
         assert process.stdout is not None
         reading = asyncio.gather(self._listen(reader), self._pass_on(process.stdout))

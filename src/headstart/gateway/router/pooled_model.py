@@ -84,16 +84,11 @@ class LoadLimits:
         """
         if not self.fits(model, busy):
             return None
-        staying = [*busy, *sorted(idle, key=lambda one: one.last_used)]
-        chosen: list[PooledModel] = []
-        while not self.fits(model, staying):
-            chosen.append(staying.pop(len(busy)))
-        # models that free nothing needed may stay after all
-        for one in reversed(chosen[:-1]):
+        staying = list(busy)
+        for one in sorted(idle, key=lambda one: one.last_used, reverse=True):
             if self.fits(model, [*staying, one]):
                 staying.append(one)
-                chosen.remove(one)
-        return chosen
+        return [one for one in idle if one not in staying]
 
 
 def parse_memory(text: str | None, flag: str = "--models-memory") -> dict[str, int]:

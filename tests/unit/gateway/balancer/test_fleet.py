@@ -8,9 +8,9 @@ import orjson
 import pytest
 
 from headstart.gateway.balancer.balancer import Fleet
-from headstart.gateway.balancer.conversation import Asked, read
-from headstart.gateway.balancer.learned import Learned, Timings, block_hashes, shared_prices
-from headstart.gateway.balancer.policy import TOKEN_SLOWDOWN, Load
+from headstart.gateway.balancer.conversation import Asked, Timings, read
+from headstart.gateway.balancer.policy import TOKEN_SLOWDOWN, Load, Prices
+from headstart.gateway.balancer.prefixes import block_hashes
 from headstart.gateway.balancer.replica import Flight, Replica
 
 
@@ -131,33 +131,25 @@ def test_a_replica_is_full_when_all_are():
     assert fleet.wait_seconds() > 0
 
 
-def test_who_continues_a_stored_response_is_sent_to_the_replica_that_has_it():
-    fleet = make_fleet()
-    for name in fleet.replicas:
-        fleet.own(f"resp-{name}", fleet.replicas[name])
-    for name in fleet.replicas:
-        body = {"input": "And then?", "previous_response_id": f"resp-{name}"}
-        assert fleet.order(read(orjson.dumps(body)))[0].name == name
-
-
 def test_prices_follow_what_answers_say():
-    learned = Learned()
+    prices = Prices()
     for _ in range(60):
-        learned.add(Timings(prompt_n=1000, prompt_ms=200, predicted_n=101, predicted_ms=5000))
-    prices = learned.prices()
+        timings = Timings(prompt_n=1000, prompt_ms=200, predicted_n=101, predicted_ms=5000)
+        prices.learn(timings, 0, 0)
     assert abs(prices.prompt_token - 2e-4) < 2e-5
     assert abs(prices.token - 0.05) < 0.005
     assert abs(prices.request - 5.2) < 0.2
 
 
 def test_a_replica_that_was_never_asked_is_taken_for_one_like_the_others():
-    fast, slow, new = Learned(), Learned(), Learned()
+    fleet, asked = make_fleet(3), chat("question")
+    fast, slow, new = fleet.replicas.values()
     for _ in range(60):
-        fast.add(Timings(prompt_n=1000, prompt_ms=10))
-        slow.add(Timings(prompt_n=1000, prompt_ms=1000))
-    cheap, dear, unknown = (one.prompt_token for one in shared_prices([fast, slow, new]))
-    assert cheap < 2e-5
-    assert dear > 9e-4
+        for replica, ms in ((fast, 10), (slow, 1000)):
+            fleet.finish(fleet.start(replica, asked), Timings(prompt_n=1000, prompt_ms=ms))
+    cheap, dear, unknown = (one.prices.prompt_token for one in (fast, slow, new))
+    assert cheap < 2e-4
+    assert dear > 8e-4
     assert cheap < unknown < dear
 
 
@@ -165,7 +157,7 @@ def test_a_replica_that_was_slow_once_gets_another_chance():
     fleet = make_fleet(2)
     for replica, ms in zip(fleet.replicas.values(), (10, 10_000), strict=True):
         for _ in range(20):
-            replica.learned.add(Timings(prompt_n=100, prompt_ms=ms))
+            replica.prices.learn(Timings(prompt_n=100, prompt_ms=ms), 0, 0)
     fleet.start(fleet.replicas["r0"], chat("a request that runs all the time"))
     homes = [answer(fleet, chat(f"question {i} " + "x" * 400)) for i in range(300)]
     assert homes[:10] == ["r0"] * 10
@@ -173,9 +165,9 @@ def test_a_replica_that_was_slow_once_gets_another_chance():
 
 
 def test_a_price_is_that_of_a_request_alone_however_many_ran_beside():
-    alone, beside = Learned(), Learned()
+    alone, beside = Prices(), Prices()
     for _ in range(60):
-        alone.add(Timings(predicted_n=101, predicted_ms=5000))
+        alone.learn(Timings(predicted_n=101, predicted_ms=5000), 0, 0)
         slower = Timings(predicted_n=101, predicted_ms=5000 * (1 + 3 * TOKEN_SLOWDOWN))
-        beside.add(slower, num_before=2, num_after=4)
-    assert abs(alone.prices().token - beside.prices().token) < 1e-6
+        beside.learn(slower, num_before=2, num_after=4)
+    assert abs(alone.token - beside.token) < 1e-6

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.gateway.balancer import learned
-from headstart.gateway.balancer.learned import Prefixes, block_hashes
+from headstart.gateway.balancer import prefixes
 from headstart.gateway.balancer.policy import (
     EQUAL_SECONDS,
     EQUAL_SHARE,
@@ -20,6 +19,7 @@ from headstart.gateway.balancer.policy import (
     expected_seconds,
     ranking,
 )
+from headstart.gateway.balancer.prefixes import Prefixes, block_hashes
 
 NUM_PROMPT = 2000
 
@@ -138,7 +138,7 @@ TEXTS = st.lists(st.binary(max_size=12).map(lambda b: bytes(one % 3 for one in b
 @pytest.fixture(autouse=True, scope="module")
 def _small_blocks():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(learned, "BLOCK_BYTES", BLOCK)
+        patch.setattr(prefixes, "BLOCK_BYTES", BLOCK)
         yield
 
 
