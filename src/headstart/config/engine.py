@@ -112,7 +112,9 @@ class EngineConfig:
         "free memory",
         choices=("on", "off"),
     )
-    fit_target: int = option(1024, "MiB that --fit leaves free on each device", least=0)
+    fit_target: str = option(
+        "1024", "MiB that --fit leaves free on each device, or on each GPU: 1024, or 1024,512"
+    )
     fit_ctx: int = option(
         4096,
         "smallest context size that --fit chooses, if the model supports it",
@@ -212,10 +214,25 @@ class EngineConfig:
                 )
         if self.rope_scale and self.rope_freq_scale:
             raise ConfigError("--rope-scale and --rope-freq-scale say the same; leave one out")
+        _ = self.fit_targets  # raises
         if self.cache_type_v not in PLAIN_CACHE_TYPES and self.flash_attn == "off":
             raise ConfigError(
                 f"--cache-type-v {self.cache_type_v} needs flash attention; drop --flash-attn off"
             )
+
+    @property
+    def fit_targets(self) -> list[int]:
+        """MiB to leave free: one number for all devices, or several for the first GPUs.
+
+        Raises:
+            ConfigError: one is no number.
+        """
+        parts = self.fit_target.split(",")
+        if not all(re.fullmatch(r"\s*\d{1,12}\s*", part, re.ASCII) for part in parts):
+            raise ConfigError(
+                f"--fit-target is {self.fit_target!r} but must be MiB, as 1024 or 1024,512"
+            )
+        return [int(part) for part in parts]
 
 
 def _as_target(name: str, default: Any = None) -> Any:

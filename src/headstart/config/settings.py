@@ -88,9 +88,10 @@ class SchedulerConfig:
     )
     checkpoint_min_step: int = option(
         1024,
-        "prompt tokens between two checkpoints (see --ctx-checkpoints); the first and the last "
-        "message always end with one",
+        "prompt tokens between two checkpoints (see --ctx-checkpoints), 0 for 64; the first and "
+        "the last message always end with one",
         least=1,
+        words={"0": 64},
     )
     kv_unified: bool = option(
         True,

@@ -162,7 +162,12 @@ class _Fitting:
 
     def _margin(self, name: str, free: int) -> int:
         """Bytes of a device to leave free."""
-        margin = self.target.config.fit_target * _MIB
+        config = self.target.config
+        margins = config.fit_targets
+        if len(margins) > 1:  # in the order of the GPUs; llama-server's default for the others
+            gpus = (config.device or ",".join(one for one in self.free if one != HOST)).split(",")
+            margins = [dict(zip(gpus, margins, strict=False)).get(name, 1024)]
+        margin = margins[0] * _MIB
         if name != HOST:
             return min(margin, free // 10)
         # other programs need main memory too: at least an eighth of the free memory is left

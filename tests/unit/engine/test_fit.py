@@ -112,6 +112,15 @@ def test_the_draft_model_is_counted_in() -> None:
     assert with_draft.config.context < alone.config.context
 
 
+@pytest.mark.parametrize(("target", "left"), [("512", 512), ("512,99999", 512), ("", 1024)])
+def test_each_gpu_has_its_own_target(target: str, left: int) -> None:
+    config = EngineConfig(context=512, fit_target=target or "1024")
+    gpu = fitted(24, config=config).usable["CUDA0"]
+    assert gpu == 24 * GIB - left * MIB
+    second = fitted(24, config=EngineConfig(context=512, device="X,CUDA0", fit_target="9,256"))
+    assert second.usable["CUDA0"] == 24 * GIB - 256 * MIB
+
+
 def test_what_is_set_is_not_changed_when_fitting_is_off() -> None:
     config = EngineConfig(context=TRAIN, fit="off")
     with pytest.raises(

@@ -83,6 +83,8 @@ def test_nothing_given_is_the_default_config() -> None:
         (["-t", "-1"], "engine", "threads", None),
         (["-t", "0"], "engine", "threads", None),
         (["-fitc", "0"], "engine", "fit_ctx", 64),
+        (["-fitt", "512,0"], "engine", "fit_targets", [512, 0]),
+        (["-cms", "0"], "scheduler", "checkpoint_min_step", 64),
         (["--cache-reuse", "-1"], "scheduler", "cache_reuse", 0),
         (["--image-max-tokens", "-1"], "images", "image_max_tokens", 0),
         (["-cram", "-1"], "scheduler", "cache_ram", 2**30),  # half of what is free is less
@@ -186,6 +188,8 @@ def test_secrets_are_not_printed() -> None:
         (["--draft-min", "33"], "no draft is longer than 32 tokens; lower it or raise --draft-max"),
         (["--draft-min", "17", "--spec", "fixed"], "no draft is longer than 16 tokens"),
         (["--batch", "-5"], "at least"),
+        (["-n", "-9"], "--predict is -9 but must be at least -2"),
+        (["--fit-target", "1024,x"], "--fit-target is '1024,x' but must be MiB"),
         (["--draft-m", "3"], "no flag --draft-m"),
         (["--mirostat", "2"], "--mirostat 2 is not supported: Mirostat keeps a state"),
         (["-lv", "9"], "-lv 9 is not supported: use a number from 0 to 5"),
