@@ -235,9 +235,9 @@ def test_a_chosen_tool_is_run_when_the_user_says_so(window: Window, tmp_path: Pa
         chunk = json.dumps({"choices": [{"index": 0, "delta": next(answers)}]})
         route.fulfill(body=f"data: {chunk}\n\ndata: [DONE]\n\n")
 
-    with serving(extras=Extras.of(ToolsConfig(agent=True), {})) as client:
+    with serving(extras=Extras.of(ToolsConfig(tools="all", ui_mcp_proxy=True), {})) as client:
         page = window.page
-        props = client.get("/props").json() | {"settings": [{"name": "agent", "value": True}]}
+        props = client.get("/props").json() | {"settings": [{"name": "tools", "value": "all"}]}
         page.route("**/props", lambda route: route.fulfill(json=props))
         page.route("**/v1/chat/completions", answer)
         window.open(str(client.base_url))

@@ -36,7 +36,7 @@ def another_site(pages: dict[str, str]) -> Iterator[str]:
 @pytest.fixture
 def victim(monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx2.Client]:
     """A server with everything on that a page of its own may use."""
-    with serving(extras=Extras.of(ToolsConfig(agent=True), {})) as client:
+    with serving(extras=Extras.of(ToolsConfig(tools="all", ui_mcp_proxy=True), {})) as client:
         yield client
 
 

@@ -183,7 +183,7 @@ def _run(code: str, script: Path, request: pytest.FixtureRequest) -> None:
 
 def test_every_path_has_its_section_with_a_request_an_answer_and_its_errors() -> None:
     sections = dict(re.findall(r"^## (\S+ \S+)\n(.*?)(?=^## |\Z)", API, re.DOTALL | re.MULTILINE))
-    every = [*endpoints(), *Extras.of(ToolsConfig(agent=True), {}).endpoints()]
+    every = [*endpoints(), *Extras.of(ToolsConfig(tools="all", ui_mcp_proxy=True), {}).endpoints()]
     kinds = re.compile(r":(path|int)(?=\})")
     assert sections.keys() == {
         f"{endpoint.method} {kinds.sub('', endpoint.paths[0])}" for endpoint in every

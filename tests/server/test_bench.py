@@ -183,6 +183,22 @@ def test_its_server_computes_as_the_users_but_is_not_reached_and_records_nothing
     assert config.scheduler.kv_unified, "each question may use the whole context"
 
 
+@pytest.mark.parametrize("command", [COMMAND, tune.COMMAND])
+def test_its_server_has_the_preset_of_its_model(
+    command: Command, started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "models.ini"
+    file.write_text("[some]\nc = 1024\nnp = 2\nport = 9\nrecord-mb = 2\n")
+    monkeypatch.setenv("HEADSTART_MODELS_PRESET", str(file))
+    with suppress(HeadstartError):
+        command(["-m", "x.gguf", "-np", "3"])
+    ((_, text, _),) = started
+    assert {"context = 1024", "parallel = 3", 'model = "x.gguf"'} <= set(text.splitlines())
+    assert "models_preset" not in text
+    with pytest.raises(ConfigError, match="name the one to measure"):
+        command([])
+
+
 SERVER = """
 import sys
 from http.server import HTTPServer, SimpleHTTPRequestHandler

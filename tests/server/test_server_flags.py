@@ -94,7 +94,6 @@ def test_flags_beat_the_models_recommendation_beats_the_defaults():
         ({"numbers": {"repeat_penalty": -1.0}}, "a sampling flag is out of range: repeat_penalty"),
         ({"logit_bias": "five+1"}, "must be as 15043"),
         ({"samplers": "top_k", "sampler_seq": "k"}, "two ways to say one thing"),
-        ({"predict": -9}, "--predict is -9"),
     ],
 )
 def test_a_sampling_flag_out_of_range_is_refused(config, says):

@@ -135,7 +135,7 @@ def test_models_do_not_ask_the_worker():
         assert (listed["tags"], listed["description"], listed["parameters"]) == ([], "", "")
 
 
-@pytest.mark.parametrize("name", ["", "ui_mcp_proxy", "agent"])
+@pytest.mark.parametrize("name", ["", "ui_mcp_proxy"])
 def test_pages_are_told_whether_they_have_a_proxy(name: str) -> None:
     tools = ToolsConfig(**({name: True} if name else {}))
     with serving(model=replace(served_model(), config=Config(tools=tools))) as client:

@@ -29,7 +29,7 @@ READ = {"tool": "read_file", "params": {"path": "a"}}
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx2.Client]:
-    extras = Extras.of(ToolsConfig(agent=True), {})
+    extras = Extras.of(ToolsConfig(tools="all", ui_mcp_proxy=True), {})
     with serving(config=ServerConfig(api_key="k"), extras=extras) as client:
         client.headers.update(KEY)
         yield client
@@ -100,7 +100,7 @@ def test_where_tools_run_pages_of_other_machines_may_not_ask_even_with_a_key(cli
 
 
 def test_without_a_key_no_other_page_of_this_machine_runs_a_tool():
-    with serving(extras=Extras.of(ToolsConfig(agent=True), {})) as client:
+    with serving(extras=Extras.of(ToolsConfig(tools="all", ui_mcp_proxy=True), {})) as client:
         page = {"Origin": "http://localhost:1", "Sec-Fetch-Site": "same-site"}
         assert client.post("/tools", json=READ, headers=page).status_code == 403
         own = {"Origin": str(client.base_url).rstrip("/")}
@@ -237,7 +237,10 @@ def test_the_proxy_tells_why_an_address_cannot_be_reached(client):
 @pytest.mark.parametrize("path", ["/tools", "/cors-proxy", "/completion"])
 async def test_who_leaves_within_the_body_is_no_error(path):
     app = create_app(
-        ServerConfig(), FakeWorker(), served_model, extras=Extras.of(ToolsConfig(agent=True), {})
+        ServerConfig(),
+        FakeWorker(),
+        served_model,
+        extras=Extras.of(ToolsConfig(tools="all", ui_mcp_proxy=True), {}),
     )
     sent = []
 

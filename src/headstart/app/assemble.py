@@ -13,12 +13,18 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from headstart.app.demo import PROMPT
 from headstart.app.model_files import Models as Models
+from headstart.app.model_files import choose_speculators, may_have_drafter
 from headstart.app.model_files import find_models as find_models
-from headstart.app.process import Parent
+from headstart.app.process import Parent, cpus_of, prepare_engine_process
+from headstart.app.speculation import ANY, remarks_on, wanted_types
 from headstart.config import Config, EngineConfig
 from headstart.config.fields import listed
+from headstart.config.logs import start_logging
 from headstart.structures.entry_points import load
+from headstart.structures.system import return_large_blocks
+from headstart.types import CacheKind
 from headstart.types.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,9 +68,6 @@ def check(config: Config) -> None:
     Raises:
         ConfigError, ModelError: settings that cannot work.
     """
-    from headstart.app.model_files import may_have_drafter
-    from headstart.app.process import cpus_of
-    from headstart.app.speculation import ANY, wanted_types
     from headstart.server.constraints import default_constraint
     from headstart.text.chat_template import template_by_hand
 
@@ -87,9 +90,7 @@ def build_scheduler(
     """
     from headstart.app.cards import remarks
     from headstart.app.loading import load_drafter, load_target, make_drafting
-    from headstart.app.model_files import choose_speculators
     from headstart.app.saved_control import load_control
-    from headstart.app.speculation import remarks_on
     from headstart.app.stored_prompts import open_disk
     from headstart.engine import library
     from headstart.engine.machine import available_memory
@@ -101,7 +102,7 @@ def build_scheduler(
 
     models = choose_speculators(config, models)
     drafter = models.drafter
-    learned = load_control(config, models)
+    controller, file, why_fresh = load_control(config, models)
     rpc = load("headstart.backends", "rpc") if config.engine.rpc else None
     if rpc:
         rpc.connect(config.engine)
@@ -115,7 +116,7 @@ def build_scheduler(
     draft = drafting_parts.get("engine") or drafting_parts.get("context")
     if rpc:
         rpc.notice_lost_workers(config.engine)
-    drafting = make_drafting(config, models.types, target, drafting_parts, learned)
+    drafting = make_drafting(config, models.types, target, drafting_parts, controller, file)
     cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
     limits = replace(config.scheduler, cache_ram=cache_ram)
     compiler = GrammarCompiler(engine.model.vocab)
@@ -143,7 +144,7 @@ def build_scheduler(
         context_size=engine.context_size,
         max_batch_tokens=engine.max_batch_tokens,
         speculation=drafting.describe()
-        | {"state_not_used": learned.not_used}
+        | {"state_not_used": why_fresh}
         | {"heads": drafter.describe() if drafter and drafter.num_heads else None},
         system=f"{library.version()}; {library.system_info()}",
         embedding=embedding,
@@ -160,7 +161,6 @@ def build_scheduler(
 def _warm_up(scheduler: Scheduler, is_drafting: bool, *, warms_up_later: bool) -> None:
     """Find out what steps cost, or let the loop do it, which also compares widths."""
     from headstart.scheduler.warm_up import WarmUp
-    from headstart.types import CacheKind
 
     seconds = WARM_UP_SECONDS if is_drafting else 3.0  # fewer widths are possible
     engine, is_cut = scheduler.engine, scheduler.engine.cache_kind is CacheKind.CUT
@@ -189,7 +189,6 @@ def fit_memory(config: Config, free: Mapping[str, int] | None = None) -> Fitted:
         ConfigError, ModelError: they cannot be found or do not fit.
     """
     from headstart.app.loading import fit_models
-    from headstart.app.model_files import choose_speculators
 
     check(config)
     return fit_models(config, choose_speculators(config, find_models(config)), free)
@@ -267,14 +266,11 @@ def serve(
     """
     import orjson  # noqa: F401  Ctrl-C while it initializes is a segmentation fault: not later
 
-    from headstart.app.process import prepare_engine_process
     from headstart.app.stored_prompts import with_prompts
-    from headstart.config.logs import start_logging
-    from headstart.structures.system import return_large_blocks
     from headstart.worker.client import WorkerClient
     from headstart.worker.transport import ProcessTransport
 
-    start_logging(config)
+    start_logging(config.log)
     return_large_blocks()
     config = with_prompts(config)
     prepare = partial(prepare_engine_process, config)
@@ -320,8 +316,6 @@ def _announce(
     if parent.is_there:
         parent.tell("loaded", url=url, model=model)
         return
-    from headstart.app.demo import PROMPT
-
     print(f"Headstart listens on {url} - open it in a browser to chat.")
     if models.is_demo:
         print("The embedded demo model renames and copies code. Serve a real one with -m FILE.")

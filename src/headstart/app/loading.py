@@ -11,9 +11,10 @@ from typing import Any
 
 from headstart.app.exact import make_exact
 from headstart.app.model_files import Models
-from headstart.app.saved_control import SavedControl
 from headstart.app.speculation import make_speculator
 from headstart.config import LEAST_CONTEXT, Config, EngineConfig, SchedulerConfig
+from headstart.control.controller import Controller
+from headstart.control.state import StateFile
 from headstart.engine.context import LlamaEngine
 from headstart.engine.draft_context import LlamaDraftContext
 from headstart.engine.drafters import Drafter, state_layers, why_not
@@ -212,7 +213,8 @@ def make_drafting(
     types: tuple[str, ...],
     target: Target,
     loaded: Mapping[str, Any],
-    learned: SavedControl,
+    controller: Controller,
+    file: StateFile | None,
 ) -> Drafting:
     """Create the named speculators for this target, and their control.
 
@@ -221,7 +223,7 @@ def make_drafting(
         types: their names, in order of preference.
         target: the loaded model.
         loaded: result of `load_drafter`.
-        learned: saved state of control.
+        controller, file: what control has learned, and where it is kept.
 
     Raises:
         ConfigError, ModelError: a speculator cannot be created.
@@ -246,7 +248,7 @@ def make_drafting(
             "0; allow at least 1"
         )
         log.warning("speculation is off: %s", unusable)
-    return Drafting(speculators, config.speculation, learned.controller, unusable, learned.file)
+    return Drafting(speculators, config.speculation, controller, unusable, file)
 
 
 def make_translator(config: Config, target: Model, draft: Model) -> VocabularyTranslator | None:

@@ -21,6 +21,14 @@ from headstart.app.hub_files import (
     parse_reference,
     split_parts,
 )
+from headstart.app.speculation import (
+    WITH_HEADS,
+    needs_draft_model,
+    type_names,
+    uses_file,
+    wanted_types,
+    wants_heads,
+)
 from headstart.config import Config, EngineConfig
 from headstart.types import DraftMode
 from headstart.types.errors import ConfigError, ModelError
@@ -117,8 +125,6 @@ def may_have_drafter(config: Config) -> bool:
     """Whether a drafter was named, is embedded, or may be found in or next to the target's file.
     Does not search for it.
     """
-    from headstart.app.speculation import wants_heads
-
     model = config.model
     if model.draft_model or model.draft_hf_repo:
         return True
@@ -128,8 +134,6 @@ def may_have_drafter(config: Config) -> bool:
 
 
 def _may_use_draft_model(config: Config) -> bool:
-    from headstart.app.speculation import needs_draft_model, type_names
-
     types = config.speculation.spec_type
     return types is None or needs_draft_model(type_names(types))
 
@@ -139,8 +143,6 @@ def drafters_wanted(config: Config) -> tuple[str, ...]:
 
     Multi-token heads by default, others if `--spec-type` names them.
     """
-    from headstart.app.speculation import WITH_HEADS, type_names, wants_heads
-
     if config.speculation.mode is DraftMode.OFF:
         return ()
     types = config.speculation.spec_type
@@ -152,8 +154,6 @@ def drafters_wanted(config: Config) -> tuple[str, ...]:
 
 def _drafters_named(config: Config) -> tuple[str, ...]:
     """The kinds of drafters that a draft model's repository may hold instead of a whole model."""
-    from headstart.app.speculation import WITH_HEADS
-
     if config.model.draft_hf_repo and config.speculation.spec_type not in (None, "none"):
         return drafters_wanted(config)
     return tuple(kind for kind in DRAFTERS if config.engine.mtp or kind != WITH_HEADS)
@@ -165,7 +165,6 @@ def _fetch_beside(config: Config, repository: Repository, file: str, target: Pat
     Raises:
         ModelError: `--spec-type` asks for it and it cannot be downloaded.
     """
-    from headstart.app.speculation import WITH_HEADS
     from headstart.engine.drafters import read_drafter, read_heads, why_not_heads
 
     is_heads = f"{WITH_HEADS}-" in file.rsplit("/", 1)[-1]
@@ -193,7 +192,6 @@ def choose_speculators(config: Config, models: Models) -> Models:
         ModelError: a file is missing or no GGUF.
     """
     from headstart.app.loading import only_embeds
-    from headstart.app.speculation import WITH_HEADS, uses_file, wanted_types, wants_heads
     from headstart.engine.drafters import find_heads, read_drafter, why_not_heads
 
     drafter: Drafter | None = None

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 def prepare_engine_process(config: Config) -> None:
     """Set the log, the priority and the CPUs of this process, before a model is loaded."""
-    start_logging(config)
+    start_logging(config.log)
     priority = config.engine.prio
     if priority:
         try:
@@ -78,9 +78,6 @@ def cpus_of(config: EngineConfig) -> frozenset[int]:
     return frozenset(wanted)
 
 
-VARIABLE = "HEADSTART_ROUTER"  # number of the open socket
-
-
 class Parent:
     """The router that started this server, if any: receives its state, and ends it by ending.
 
@@ -95,7 +92,7 @@ class Parent:
     @classmethod
     def of(cls, environment: MutableMapping[str, str]) -> Parent:
         """The parent named in the environment; removes the variable, which is only for us."""
-        number = environment.pop(VARIABLE, "")
+        number = environment.pop("HEADSTART_ROUTER", "")  # of the open socket
         if not number.isdigit():
             return cls()
         connection = socket.socket(fileno=int(number))

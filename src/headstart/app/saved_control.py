@@ -9,7 +9,6 @@ import hashlib
 import logging
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from headstart.app.model_files import Models
@@ -23,17 +22,10 @@ from headstart.types.errors import ConfigError
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class SavedControl:
-    """Control's state at the start, and the file for later states."""
-
-    controller: Controller
-    file: StateFile | None
-    not_used: str  # why what the file held is not used, if so
-
-
-def load_control(config: Config, models: Models) -> SavedControl:
+def load_control(config: Config, models: Models) -> tuple[Controller, StateFile | None, str]:
     """Load the state that was learned with these models.
+
+    Returns it with the file for later states, and why what the file held is not used, if so.
 
     Raises:
         ConfigError: `--spec-state` names a file that was learned for others or cannot be written.
@@ -48,7 +40,7 @@ def load_control(config: Config, models: Models) -> SavedControl:
         check_file(path)
     controller, named = Controller(), config.speculation.spec_state
     if named == "none":
-        return SavedControl(controller, None, "")
+        return controller, None, ""
     ids = {part: ModelId.of(file) for part, file in files.items()}
     path = _default_file(config, models.target.stem, ids) if named is None else Path(named)
     file = StateFile(path, ids)
@@ -63,7 +55,7 @@ def load_control(config: Config, models: Models) -> SavedControl:
         log.warning("what control learns will not be kept: %s: %s", path, error.strerror or error)
     if reason := controller.load(file):
         log.warning("what control learned is not used: %s: %s", path, reason)
-    return SavedControl(controller, file, reason)
+    return controller, file, reason
 
 
 def _default_file(config: Config, name: str, ids: Mapping[str, ModelId]) -> Path:

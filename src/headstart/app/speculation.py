@@ -12,7 +12,6 @@ from headstart.config import (
     SPECULATOR_ALIASES,
     Config,
     SpeculationConfig,
-    check_ranges,
     flag_of,
     option_of,
 )
@@ -224,8 +223,6 @@ def _options_of(name: str, options: Mapping[str, Mapping[str, Any]]) -> Any:
             raise ConfigError(f"speculator {name} takes no options")
         return None
     try:
-        chosen = kind.Options(**options.get(name, {}))
+        return kind.Options(**options.get(name, {}))
     except TypeError as error:
         raise ConfigError(f"speculator {name} does not take that option: {error}") from error
-    check_ranges(chosen, f"spec_{name}_")
-    return chosen

@@ -14,7 +14,6 @@ from headstart.config.engine import rpc_endpoints as rpc_endpoints
 from headstart.config.fields import PLAIN_TYPES as PLAIN_TYPES
 from headstart.config.fields import Kind as Kind
 from headstart.config.fields import Option as Option
-from headstart.config.fields import check_ranges as check_ranges
 from headstart.config.fields import flag_of as flag_of
 from headstart.config.fields import option as option
 from headstart.config.fields import option_of as option_of

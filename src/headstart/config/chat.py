@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headstart.config.fields import check_ranges, flag_of, option
+from headstart.config.fields import flag_of, option
 from headstart.types.errors import ConfigError
 
 
@@ -48,7 +48,6 @@ class ChatConfig:
     )
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         _ = self.template_arguments  # raises
 
     @property
@@ -121,7 +120,6 @@ class SamplingConfig:
     )
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         forms = ("grammar", "grammar_file", "json_schema", "json_schema_file")
         given = [flag_of(name) for name in forms if getattr(self, name) is not None]
         if len(given) > 1:

@@ -9,7 +9,6 @@ from typing import Any
 from headstart.config.fields import (
     FALSE_WORDS,
     TRUE_WORDS,
-    check_ranges,
     flag_of,
     option,
     option_of,
@@ -198,7 +197,6 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         if self.context and self.context < LEAST_CONTEXT:  # 0: as trained
             raise ConfigError(
                 f"--context is {self.context} but must be 0, or at least {LEAST_CONTEXT}"
@@ -285,9 +283,6 @@ class DraftEngineConfig:
             settings[name] = None
         return replace(base, **(settings | own))
 
-    def __post_init__(self) -> None:
-        check_ranges(self)
-
 
 POOLINGS = ("none", "mean", "cls", "last", "rank")
 
@@ -310,7 +305,6 @@ class EmbeddingConfig:
     )
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         if self.rerank and self.pooling not in (None, "rank"):
             raise ConfigError(f"--rerank needs --pooling rank, not {self.pooling}; drop --pooling")
 
@@ -344,7 +338,6 @@ class ImageConfig:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         if 0 < self.image_max_tokens < self.image_min_tokens:
             raise ConfigError(
                 f"--image-min-tokens is {self.image_min_tokens} but --image-max-tokens is "

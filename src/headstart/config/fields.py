@@ -8,7 +8,7 @@ app/cli/llama_server.txt.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -82,19 +82,3 @@ def option_of(field: Field[Any]) -> Option:
 def listed(text: str | None) -> tuple[str, ...]:
     """Names separated by commas, in alphabetical order, as llama-server has them."""
     return tuple(sorted({name.strip() for name in (text or "").split(",") if name.strip()}))
-
-
-def check_ranges(config: Any, prefix: str = "") -> None:
-    """Check the fields of a configuration that have a least or a most value; `prefix` begins the
-    names of their flags.
-
-    Raises:
-        ConfigError: one is out of its range.
-    """
-    for one in fields(config):
-        declared, value = option_of(one), getattr(config, one.name)
-        least, most = declared.least, declared.most
-        if value is None or least is None or least <= value <= (value if most is None else most):
-            continue
-        allowed = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise ConfigError(f"{flag_of(prefix + one.name)} is {value} but must be {allowed}")

@@ -7,19 +7,18 @@ import logging
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from headstart.config.fields import option
 from headstart.types.errors import ConfigError
-
-if TYPE_CHECKING:
-    from headstart.config import Config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
     """The log of the server and of its engine process."""
 
+    log_level: str = option(
+        "info", "how much to log", choices=("debug", "info", "warning", "error")
+    )
     log_file: str | None = option(None, "also write the log to this file")
     log_colors: str = option(
         "auto", "colours in the log; auto: on a terminal", choices=("auto", "on", "off")
@@ -31,14 +30,13 @@ class LogConfig:
     )
 
 
-def start_logging(config: Config) -> None:
+def start_logging(log: LogConfig) -> None:
     """Replace the log handlers of this process.
 
     Raises:
         ConfigError: the file cannot be written.
     """
-    log, server = config.log, config.server
-    level = logging.DEBUG if server.verbose else getattr(logging, server.log_level.upper())
+    level = getattr(logging, log.log_level.upper())
     stream = sys.stdout if log.log_jsonl else sys.stderr
     has_colors = stream.isatty() if log.log_colors == "auto" else log.log_colors == "on"
     handlers: list[logging.Handler] = [logging.StreamHandler(stream)]

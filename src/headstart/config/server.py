@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headstart.config.fields import check_ranges, option
+from headstart.config.fields import option
 from headstart.types.errors import ConfigError
 
 
@@ -127,13 +127,8 @@ class ServerConfig:
     tenant_responses_mb: int = option(
         64, "MiB of JSON of these per tenant; four times that in total", least=1
     )
-    log_level: str = option(
-        "info", "how much to log", choices=("debug", "info", "warning", "error")
-    )
-    verbose: bool = option(False, "same as --log-level debug")
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         if bool(self.ssl_key_file) != bool(self.ssl_cert_file):
             raise ConfigError("HTTPS needs both --ssl-key-file and --ssl-cert-file")
         if self.api_prefix and not self.api_prefix.startswith("/"):
@@ -166,9 +161,6 @@ class RouterConfig:
         "main=16000,CUDA0=22000; default: what is free before the first, less --fit-target",
     )
 
-    def __post_init__(self) -> None:
-        check_ranges(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolsConfig:
@@ -197,7 +189,6 @@ class ToolsConfig:
         "forward requests of pages to any address (/cors-proxy), for MCP servers that do not "
         "allow pages. Clients then reach what the server reaches",
     )
-    agent: bool = option(False, "same as --tools all --ui-mcp-proxy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +208,3 @@ class RecordingConfig:
     )
     record_mb: int = option(1024, "MiB that recorded texts may take; the oldest make room", least=1)
     record_days: int = option(30, "days after which recorded texts are deleted", least=1)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)

@@ -20,7 +20,7 @@ from headstart.config.engine import (
     EngineConfig,
     ImageConfig,
 )
-from headstart.config.fields import check_ranges, option
+from headstart.config.fields import option
 from headstart.config.logs import LogConfig
 from headstart.config.server import RecordingConfig, RouterConfig, ServerConfig, ToolsConfig
 from headstart.types import DraftMode
@@ -161,7 +161,6 @@ class SchedulerConfig:
     )
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         read_weights(self.tenant_weights)
 
 
@@ -231,7 +230,6 @@ class SpeculationConfig:
     )  # of speculators, by name: --spec-<name>-<option>
 
     def __post_init__(self) -> None:
-        check_ranges(self)
         longest = self.longest_draft(self.mode)
         if self.mode is not DraftMode.OFF and self.draft_min > longest:
             raise ConfigError(

@@ -322,7 +322,7 @@ class OpenAIDialect(SingleDialect):
             emissions = [choice.emissions for choice in self.choices]
             numbers["counterfactual"] = counterfactual(emissions)
         is_verbose = self.body.verbose
-        if is_verbose or (is_verbose is None and self.call.model.config.server.verbose):
+        if is_verbose or (is_verbose is None and self.call.model.config.log.log_level == "debug"):
             first = self.choices[0]
             verbose = native_answer(self.call, self.body, first, first.text, first.tokens)
             numbers["__verbose"] = verbose

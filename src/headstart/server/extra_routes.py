@@ -56,11 +56,6 @@ class Extra:
         """Called when the app ends, perhaps several times."""
 
 
-def has_proxy(tools: ToolsConfig) -> bool:
-    """Whether there is a /cors-proxy."""
-    return tools.ui_mcp_proxy or tools.agent
-
-
 class Extras:
     """All extras of an app."""
 
@@ -75,11 +70,8 @@ class Extras:
             ConfigError: an extra's settings cannot work.
         """
         wanted = {
-            "tools": tools.tools
-            or tools.agent
-            or tools.mcp_servers_config
-            or tools.mcp_servers_json,
-            "cors-proxy": has_proxy(tools),
+            "tools": tools.tools or tools.mcp_servers_config or tools.mcp_servers_json,
+            "cors-proxy": tools.ui_mcp_proxy,
             "vertex": environment.get("AIP_MODE") == "PREDICTION",
         }
         names = [name for name, is_on in wanted.items() if is_on]

@@ -19,7 +19,6 @@ from headstart.server.answer_numbers import draft_counts
 from headstart.server.body import Body, read_body
 from headstart.server.errors import ApiError, shorten, wrong_value
 from headstart.server.event_stream import single_event
-from headstart.server.extra_routes import has_proxy
 from headstart.server.media import MARKER
 from headstart.server.native_answer import generation_settings
 from headstart.server.ollama import ollama_model
@@ -103,7 +102,7 @@ async def props(http: HttpRequest) -> dict[str, Any]:
         "eos_token": served.template.eos_token,
         "build_info": info.system,
         "is_sleeping": service.worker.status == "sleeping",
-        "cors_proxy_enabled": has_proxy(served.config.tools),
+        "cors_proxy_enabled": served.config.tools.ui_mcp_proxy,
         "target_model": _facts(info.target),
         "draft_model": _facts(info.draft) if info.draft else None,
         "settings": list(served.settings),

@@ -12,9 +12,8 @@ import pytest
 def test_a_log_file_on_a_full_disk_is_named_once_and_stops_nothing() -> None:
     code = """
 import logging
-from headstart.config import Config
 from headstart.config.logs import LogConfig, start_logging
-start_logging(Config(log=LogConfig(log_file="/dev/full")))
+start_logging(LogConfig(log_file="/dev/full"))
 for word in ("first", "second"):
     logging.warning(word)
 """

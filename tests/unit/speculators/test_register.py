@@ -12,7 +12,7 @@ import pytest
 from tests.fake_draft_context import LAYERS, FakeDraftContext
 
 from headstart.app import demo
-from headstart.app.cli.settings import settings_of
+from headstart.app.cli.serve import COMMAND
 from headstart.app.model_files import Models, choose_speculators
 from headstart.app.speculation import (
     ANY,
@@ -126,11 +126,6 @@ def test_a_class_that_proposes_nothing_is_refused() -> None:
         register(type("Other", (), {"name": "other"}))
 
 
-def test_an_option_that_no_flag_can_have_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"spec_odd_n has the type tuple.* but must be a str"):
-        list(settings_of(Odd, prefix="spec_odd_"))
-
-
 @pytest.mark.parametrize("name", ["dflash", "dspark", "eagle3"])
 def test_who_knows_one_constructor_knows_the_others(name: str) -> None:
     kind = SPECULATORS[name]
@@ -240,22 +235,27 @@ def test_an_option_of_a_speculator_that_is_not_loaded_is_refused_with_the_remedy
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("ngram-simple", {"size_n": 0}),
-        ("ngram-map-k", {"min_hits": 9}),
-        ("ngram-map-k4v", {"size_m": 0}),
-        ("ngram-mod", {"n_min": 5, "n_max": 4}),
-        ("ngram-mod", {"table_bits": 99}),
-        ("ngram-cache", {"max_ngrams": 0}),
-        ("suffix", {"corpus_tokens": -1}),
-        ("suffix", {"file": "corpus", "corpus_tokens": 0}),
-        ("suffix", {"nope": 1}),
+        ("ngram-simple", "size-n=0"),
+        ("ngram-map-k", "min-hits=9"),
+        ("ngram-map-k4v", "size-m=0"),
+        ("ngram-mod", "n-min=5 n-max=4"),
+        ("ngram-mod", "table-bits=99"),
+        ("ngram-cache", "max-ngrams=0"),
+        ("suffix", "corpus-tokens=-1"),
+        ("suffix", "file=corpus corpus-tokens=0"),
     ],
 )
 def test_a_bad_value_of_an_option_is_refused_before_a_model_is_loaded(
-    name: str, options: dict[str, float]
+    name: str, options: str
 ) -> None:
+    flags = [f"--spec-{name}-{option}" for option in options.split()]
     with pytest.raises(ConfigError, match=name):
-        wanted_types(SpeculationConfig(spec_type=name, options={name: options}), None)
+        wanted_types(COMMAND.read([f"--spec-type={name}", *flags])[0].config().speculation, None)
+
+
+def test_an_option_that_a_speculator_does_not_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match="suffix does not take that option"):
+        wanted_types(SpeculationConfig(options={"suffix": {"nope": 1}}), None)
 
 
 def test_a_length_set_by_hand_that_is_never_reached_is_told_with_the_remedy() -> None:

@@ -17,8 +17,7 @@ from headstart.config import read_switch
 from headstart.types.errors import ConfigError
 
 HELP = ("-h", "--help", "--usage", "--help-all")
-SWITCHES = (*HELP, "--print-config")
-
+SWITCHES = (*HELP, "--version", "--print-config")
 
 Owner = Setting | llama_server.Flag
 
@@ -35,7 +34,7 @@ def owners(settings: Iterable[Setting]) -> dict[str, Owner]:
 
 
 def texts(owner: Owner, name: str, text: str, origin: str) -> dict[str, str]:
-    """By setting, the meaning of NAME = TEXT in a preset or the environment.
+    """By setting, the meaning of NAME = TEXT on a command line, in a preset or the environment.
 
     Raises:
         ConfigError: it is refused.
@@ -44,7 +43,7 @@ def texts(owner: Owner, name: str, text: str, origin: str) -> dict[str, str]:
         text = OFF
     elif name in owner.negatives:
         text = OFF if not text or read_switch(text, origin) else ON
-    return {owner.name: text} if isinstance(owner, Setting) else owner.apply_text(text, origin)
+    return {owner.name: text} if isinstance(owner, Setting) else owner.apply(text, origin)
 
 
 class Arguments:
@@ -55,7 +54,7 @@ class Arguments:
     """
 
     def __init__(self, command: str, settings: Sequence[Setting], argv: Sequence[str]) -> None:
-        self.given: dict[str, str | bool] = {}  # texts and switches by setting
+        self.given: dict[str, str] = {}  # texts by setting
         self.words: list[str] = []  # words that belong to no flag; -- and everything after it
         self.switches: set[str] = set()
         self.help_word: str | None = None  # after a flag that asks for help
@@ -99,39 +98,34 @@ class Arguments:
             raise ConfigError(
                 f"there is no flag {name}{near} (all flags: headstart {self._command} --help-all)"
             )
-        elif isinstance(owner, Setting):
-            self.given[owner.name] = self._read_setting(owner, name, value)
         else:
-            self._read_other(owner, name, value)
+            self._set(owner, name, value)
 
-    def _read_setting(self, setting: Setting, name: str, value: str | None) -> str | bool:
-        option = setting.option
-        if setting.kind is bool:
-            is_on = name not in setting.negatives
-            return is_on if value is None else setting.read(value, name) is is_on
-        if option.bare is not None and value is None and not self._has_value():
-            return option.bare
-        text = self._value(name, value)
-        if option.is_pair:
-            text = f"{text} => {self._value(name, None)}".replace("\n", "\\n")
-        before = self.given.get(setting.name)
-        if option.separator is None or before is None:
-            return text
-        return f"{before}{option.separator}{text}"
-
-    def _read_other(self, flag: llama_server.Flag, name: str, value: str | None) -> None:
-        """A flag of llama-server that no setting of this command has."""
-        if not flag.verdicts:
+    def _set(self, owner: Owner, name: str, value: str | None) -> None:
+        """Note what a flag means for the settings of this command."""
+        if not isinstance(owner, Setting) and not owner.verdicts:
             raise self._foreign(name)
-        values = [OFF if name in flag.negatives else ON]
-        if flag.placeholders:
-            values = [self._value(name, value)]
-            values += [self._value(name, None) for _ in flag.placeholders[1:]]
-        shown = f"{name} {' '.join(values)}" if flag.placeholders else name
-        stands_for = flag.apply(values[0], shown)
-        if foreign := stands_for.keys() - self._names:
+        text = self._text(owner, name, value)
+        meaning = texts(owner, name, text, f"{name} {text}" if owner.num_values else name)
+        if foreign := meaning.keys() - self._names:
             raise self._foreign(f"{name} ({min(foreign)})")
-        self.given.update(stands_for)
+        if isinstance(owner, Setting) and (separator := owner.option.separator):
+            before = [self.given[owner.name]] if owner.name in self.given else []
+            meaning = {owner.name: separator.join([*before, text])}
+        self.given.update(meaning)
+
+    def _text(self, owner: Owner, name: str, value: str | None) -> str:
+        """The value of a flag; "on" for one that takes none."""
+        if not owner.num_values:
+            return ON if value is None else value
+        joint, bare = " ", None
+        if isinstance(owner, Setting):
+            joint, bare = " => ", owner.option.bare
+        if bare is not None and value is None and not self._has_value():
+            return bare
+        values = [self._value(name, value)]
+        values += [self._value(name, None) for _ in range(1, owner.num_values)]
+        return values[0] if len(values) == 1 else joint.join(values).replace("\n", "\\n")
 
     def _foreign(self, name: str) -> ConfigError:
         return ConfigError(f"{name} is a flag of headstart serve, not of headstart {self._command}")
@@ -169,15 +163,22 @@ def from_environment(
         ConfigError: a variable of llama-server that is refused.
     """
     found: dict[str, Given] = {}
-    serves = any(setting.part == "server" for setting in settings)
+    given, serves = _given(environment), any(setting.part == "server" for setting in settings)
     for name, owner in owners(settings).items():
-        text = environment.get(name)
-        if text and _KUBERNETES.match(f"{name}={text}"):
-            continue
-        if text and (isinstance(owner, Setting) or (serves and name.startswith("LLAMA_"))):
-            for setting, given in texts(owner, name, text, f"{name}={text}").items():
-                found.setdefault(setting, Given(given, f"environment {name}", name))
+        if name in given and (isinstance(owner, Setting) or (serves and name.startswith("LLAMA_"))):
+            text = given[name]
+            for setting, meaning in texts(owner, name, text, f"{name}={text}").items():
+                found.setdefault(setting, (meaning, f"environment {name}"))
     return found
+
+
+def _given(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that were set for a program, not by Kubernetes for a service."""
+    return {
+        name: text
+        for name, text in environment.items()
+        if text and not _KUBERNETES.match(f"{name}={text}")
+    }
 
 
 def check_environment(environment: Mapping[str, str], settings: Sequence[Setting]) -> str | None:
@@ -194,12 +195,7 @@ def check_environment(environment: Mapping[str, str], settings: Sequence[Setting
     # no settings: two are for any command, the others for a router's children, examples and tests
     known = {PREFIX + name for name in ("CACHE", "CONFIG", "ROUTER", "URL", "VOCABS")}
     known |= owners(settings).keys()
-    prefixes = (PREFIX, LLAMA_SERVERS)
-    unread = {
-        name
-        for name, value in environment.items()
-        if value and name.startswith(prefixes) and not _KUBERNETES.match(f"{name}={value}")
-    }
+    unread = {name for name in _given(environment) if name.startswith((PREFIX, LLAMA_SERVERS))}
     if not (unread := unread - known):
         return None
     every = owners(setting for name in COMMANDS for setting in find_command(name).settings())

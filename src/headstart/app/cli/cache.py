@@ -52,8 +52,7 @@ COMMAND = Command(
         "List or remove the prompts that servers keep on this disk (headstart serve --cache-disk). "
         "Running servers notice when they write the next one."
     ),
-    parts=("scheduler",),
-    shared=("cache_disk_path",),
+    takes=("cache_disk_path",),
     usage=USAGE,
     run=run,
 )

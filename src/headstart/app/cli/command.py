@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+import headstart
 from headstart.app.cli.arguments import HELP, Arguments, check_environment, from_environment
 from headstart.app.cli.resolve import Given, Resolved, from_file, resolve
 from headstart.app.cli.settings import Setting, all_settings, settings_of
-from headstart.config import flag_of
 from headstart.types.errors import ConfigError
 
 # settings that people use, for the short help page
@@ -24,8 +24,8 @@ COMMON = (
 )  # fmt: skip
 
 
-class HelpRequested(Exception):
-    """The help page was asked for; the message is the page."""
+class PageRequested(Exception):
+    """A page was asked for instead of what the command does; the message is the page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,22 +36,20 @@ class Command:
     about: str  # how its help page begins
     run: Callable[[Resolved, list[str]], int]  # gets the settings and words; returns the exit code
     options: type | None = None  # dataclass with the command's own settings
-    parts: Sequence[str] | None = ()  # of `Config`; None: all
-    shared: Collection[str] | None = None  # the settings of these parts that it has; None: all
+    takes: Collection[str] | None = ()  # parts of `Config`, or settings by name; None: all
     usage: str = ""  # the words that it takes, for the help page; empty: none
     examples: str = ""  # for the help page
 
     def settings(self) -> list[Setting]:
         """All settings of the command, its own options first."""
-        own = [] if self.options is None else list(settings_of(self.options))
-        of_parts = all_settings(self.parts) if self.parts != () else []
-        return own + [one for one in of_parts if self.shared is None or one.name in self.shared]
+        own = () if self.options is None else settings_of(self.options)
+        return [*own, *all_settings(self.takes)]
 
     def __call__(self, argv: Sequence[str]) -> int:
         """Read the command line and run; return the exit code.
 
         Raises:
-            HelpRequested: `--help` was given.
+            PageRequested: `--help` or `--version` was given.
             HeadstartError: it cannot be run, or failed.
         """
         resolved, print_config, words = self.read(argv)
@@ -70,18 +68,20 @@ class Command:
         Returns them, whether `--print-config` was given, and the words that belong to no flag.
 
         Raises:
-            HelpRequested: `--help` was given.
+            PageRequested: `--help` or `--version` was given.
             ConfigError: an unknown flag, an impossible value, or a word where `usage` has none.
         """
         settings = self.settings()
         arguments = Arguments(self.name, settings, argv)
+        if "--version" in arguments.switches:
+            raise PageRequested(_versions())
         if asked := arguments.switches & set(HELP):
             if word := arguments.help_word:
-                raise HelpRequested(help_on(word, self.name, settings))
+                raise PageRequested(help_on(word, self.name, settings))
             shown = settings
             if "--help-all" not in asked and len(settings) > 30:
                 shown = [one for one in settings if not one.part or one.name in COMMON]
-            raise HelpRequested(self._help(shown, len(settings) - len(shown)))
+            raise PageRequested(self._help(shown, len(settings) - len(shown)))
         if arguments.words and not self.usage:
             word = arguments.words[0]
             hint = f"flags start with a dash, see headstart {self.name} --help"
@@ -89,11 +89,11 @@ class Command:
                 hint = f"did you mean -m {word}?"
             raise ConfigError(f"unexpected argument {word!r}; {hint}")
         file = arguments.file or os.environ.get("HEADSTART_CONFIG")
-        given = {name: Given(text, "flag", flag_of(name)) for name, text in arguments.given.items()}
+        given = {name: (text, "flag") for name, text in arguments.given.items()}
         sources = [given, from_environment(os.environ, settings)]
         sources += [from_file(Path(file), settings)] if file else []
         resolved = resolve(settings, sources)
-        if preset := _preset(resolved, settings):
+        if preset := _preset(resolved):
             resolved = resolve(settings, [*sources[:2], preset, *sources[2:]])
         if warning := check_environment(os.environ, settings):
             print(f"headstart: warning: {warning}", file=sys.stderr)
@@ -128,15 +128,21 @@ class Command:
         return "\n".join([*lines, "", *_wrapped(closing, width)])
 
 
-def _preset(resolved: Resolved, settings: Sequence[Setting]) -> dict[str, Given]:
+def _versions() -> str:
+    from headstart.app import assemble
+
+    return f"headstart {headstart.__version__}\n{assemble.libllama_version()}"
+
+
+def _preset(resolved: Resolved) -> dict[str, Given]:
     """The settings of --models-preset for a single model; without one it lists models."""
     file = resolved.values.get("models_preset")
     if not file or not (resolved.values["model"] or resolved.values["hf_repo"]):
         return {}
     from headstart.app.cli.preset import read_preset
 
-    texts = read_preset(Path(str(file)), settings)
-    return {name: Given(text, "preset", f"{name} in the preset") for name, text in texts.items()}
+    texts = read_preset(Path(str(file)))
+    return {name: (text, "preset") for name, text in texts.items()}
 
 
 def help_on(word: str, command: str, settings: Sequence[Setting]) -> str:

@@ -113,6 +113,6 @@ COMMAND = Command(
         "these flags."
     ),
     options=DevicesOptions,
-    parts=ENGINE_PARTS,
+    takes=ENGINE_PARTS,
     run=run,
 )

@@ -14,9 +14,21 @@ from headstart.app.cli.command import Command
 from headstart.app.cli.resolve import Resolved
 from headstart.app.demo import PROMPT
 from headstart.config import option
+from headstart.config.logs import start_logging
 from headstart.structures.progress import Progress
+from headstart.text.utf8 import utf8_decoder
 from headstart.types import DraftMode
 from headstart.types.errors import ConfigError, EngineError
+from headstart.types.request import (
+    ErrorEvent,
+    Event,
+    FinishEvent,
+    ProgressEvent,
+    Request,
+    SpeculativeParams,
+    TokenEvent,
+)
+from headstart.types.sampling_params import MAX_SEED
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +36,6 @@ if TYPE_CHECKING:
 
     from headstart.scheduler.scheduler import Scheduler
     from headstart.server.service import ServedModel
-    from headstart.types.request import Event, FinishEvent, Request
 
 # by speculator, in the page's colours; other styles distinguish them without colour
 STYLES = (
@@ -44,7 +55,6 @@ class GenerateOptions:
     prompt: str | None = option(None, "the prompt; without one, a small task", "-p")
     file: str | None = option(None, "file with the prompt", "-f")
     chat: bool = option(True, "wrap the prompt as a user's message in the model's chat template")
-    raw: bool = option(False, "continue the prompt as it is; the same as --no-chat")
     color: bool | None = option(
         None, "colour draft tokens that were accepted; default: on a terminal"
     )
@@ -56,10 +66,9 @@ def run(resolved: Resolved, words: list[str]) -> int:
     options, config = resolved.own(GenerateOptions), resolved.config()
     prompt = _read_prompt(options)
     from headstart.app.assemble import build_scheduler, check, find_models, load_served_model
-    from headstart.config.logs import start_logging
 
     if options.verbose:
-        start_logging(config)
+        start_logging(config.log)
     check(config)
     models = find_models(config)
     served = load_served_model(config, models)
@@ -89,8 +98,6 @@ def run(resolved: Resolved, words: list[str]) -> int:
 
 def _answer(scheduler: Scheduler, request: Request) -> Iterator[Event]:
     """Generate; the last event is a FinishEvent or an ErrorEvent."""
-    from headstart.types.request import ProgressEvent
-
     scheduler.submit(request)
     yield ProgressEvent(request.request_id, len(request.prompt), 0, 0, 0.0)
     while scheduler.has_work:
@@ -100,8 +107,6 @@ def _answer(scheduler: Scheduler, request: Request) -> Iterator[Event]:
 
 def _seconds_without_drafts(scheduler: Scheduler, request: Request) -> float | None:
     """Seconds of the same answer, generated again one token at a time; None if that failed."""
-    from headstart.types.request import FinishEvent, SpeculativeParams
-
     off = SpeculativeParams(mode=DraftMode.OFF)
     events = _answer(scheduler, replace(request, request_id="plain", speculative=off))
     last = deque(events, maxlen=1).pop()
@@ -122,9 +127,6 @@ def show(
         EngineError: the request failed.
     """
     from rich.text import Text
-
-    from headstart.text.utf8 import utf8_decoder
-    from headstart.types.request import ErrorEvent, FinishEvent, ProgressEvent, TokenEvent
 
     decoder = utf8_decoder()
     counts: dict[str, int] = dict.fromkeys(speculators, 0)  # source -> tokens
@@ -210,12 +212,8 @@ def _read_prompt(options: GenerateOptions) -> str:
 
 
 def _request(served: ServedModel, options: GenerateOptions, prompt: str) -> Request:
-    from headstart.types.request import Request
-    from headstart.types.sampling_params import MAX_SEED
-
-    is_chat = options.chat and not options.raw
-    text, stop = _wrap(served, prompt) if is_chat else (prompt, ())
-    tokens = served.vocab.tokenize(text, add_special=True, parse_special=is_chat)
+    text, stop = _wrap(served, prompt) if options.chat else (prompt, ())
+    tokens = served.vocab.tokenize(text, add_special=True, parse_special=options.chat)
     if not tokens:
         raise ConfigError("the prompt is empty")
     defaults = served.defaults
@@ -258,6 +256,6 @@ COMMAND = Command(
         "tokens, unless --predict says otherwise."
     ),
     options=GenerateOptions,
-    parts=("model", "engine", "draft_engine", "speculation", "sampling"),
+    takes=("model", "engine", "draft_engine", "speculation", "sampling"),
     run=run,
 )

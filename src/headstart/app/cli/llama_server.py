@@ -63,19 +63,13 @@ class Flag:
         accepted = ", ".join(v for one in self.verdicts for v in one.values)
         return (by_value + rest or [Verdict("refused", (), f"it can only be {accepted}")])[0]
 
+    @property
+    def num_values(self) -> int:
+        return len(self.placeholders)
+
     def apply(self, value: str, origin: str) -> dict[str, str]:
-        """The settings that a value maps to; none if it is accepted without effect.
-
-        Raises:
-            ConfigError: it is refused.
-        """
-        verdict = self.judge(value)
-        if verdict.kind == "refused":
-            raise ConfigError(f"{origin} is not supported: {verdict.text}")
-        return verdict.settings
-
-    def apply_text(self, value: str, origin: str) -> dict[str, str]:
-        """Like `apply` for variables and presets, in which a switch has a value.
+        """The settings that a value maps to, "on" or "off" for a switch; none if it is accepted
+        without effect.
 
         Raises:
             ConfigError: it is refused.
@@ -86,7 +80,10 @@ class Flag:
             value = ON if read_switch(value, origin) else OFF
             if value == OFF and not self.negatives:
                 return {}
-        return self.apply(value, origin)
+        verdict = self.judge(value)
+        if verdict.kind == "refused":
+            raise ConfigError(f"{origin} is not supported: {verdict.text}")
+        return verdict.settings
 
 
 @cache

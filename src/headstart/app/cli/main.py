@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-import headstart
 from headstart.types.errors import ConfigError, HeadstartError
 
 if TYPE_CHECKING:
@@ -64,10 +63,9 @@ def _dispatch(arguments: list[str]) -> int:
             command, arguments = arguments[1], [arguments[1], "--help"]
         else:
             command, arguments = "serve", ["serve", "--help", *arguments[1:]]
+    if command in ("-V", "version"):
+        command, arguments = "--version", ["--version"]
     as_llama_server = command.startswith("-")
-    if command in ("-V", "version") or "--version" in arguments:
-        print(_version())
-        return 0
     if as_llama_server:
         command, arguments = "serve", ["serve", *arguments]
     if command.lower().endswith(".gguf"):
@@ -75,7 +73,7 @@ def _dispatch(arguments: list[str]) -> int:
     if command == "serve" and "--list-devices" in arguments:
         command, arguments = "devices", ["devices"]
     # imported here: the engine process imports this module if the command is a script
-    from headstart.app.cli.command import HelpRequested
+    from headstart.app.cli.command import PageRequested
     from headstart.app.cli.settings import closest
 
     if command not in COMMANDS:
@@ -89,7 +87,7 @@ def _dispatch(arguments: list[str]) -> int:
 
             return AS_LLAMA_SERVER(arguments[1:])
         return find_command(command)(arguments[1:])
-    except HelpRequested as page:
+    except PageRequested as page:
         print(page)
         return 0
 
@@ -121,9 +119,3 @@ Commands
 headstart COMMAND --help lists the flags of a command; headstart --help WORD those of serve that
 have to do with WORD; headstart --version the versions.
 Try: headstart serve"""
-
-
-def _version() -> str:
-    from headstart.app import assemble
-
-    return f"headstart {headstart.__version__}\n{assemble.libllama_version()}"

@@ -13,11 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from headstart.app.cli import llama_server
 from headstart.app.cli.devices import ENGINE_PARTS
 from headstart.app.cli.preset import EVERY_MODEL, read_sections
 from headstart.app.cli.resolve import Resolved
-from headstart.app.cli.settings import Setting, Value
+from headstart.app.cli.settings import Setting, text_of
 from headstart.app.hub import Hub
 from headstart.app.hub_files import DRAFTERS
 from headstart.config.fields import listed, read_switch
@@ -65,14 +64,14 @@ def read_models(
             sources[name] = (FOLDER, {"model": str(file)})
     sections: dict[str, dict[str, str]] = {}
     if config.router.models_preset:
-        sections = read_sections(Path(config.router.models_preset), resolved.settings)
+        sections = read_sections(Path(config.router.models_preset))
     every = sections.pop(EVERY_MODEL, {})
     for name, section in sections.items():
         sources[name] = (PRESET, _with_model(name, sources.get(name), section))
 
     def texts_from(origin: str) -> dict[str, str]:
         names = [name for name in resolved.values if resolved.origins[name].startswith(origin)]
-        return {name: _text(resolved.values[name]) for name in names}
+        return {name: text_of(resolved.values[name]) for name in names}
 
     below, above = texts_from("file ") | every, texts_from("flag")
     base = _without_reserved(environment, resolved.settings)
@@ -212,12 +211,6 @@ def _check_names(models: Sequence[ModelPreset]) -> None:
                     f"alias {alias!r} of the model {one.name} is {owners[alias]}'s already; choose "
                     "another"
                 )
-
-
-def _text(value: Value) -> str:
-    if isinstance(value, bool):
-        return llama_server.ON if value else llama_server.OFF
-    return "" if value is None else str(value)
 
 
 def _key(name: str) -> str:

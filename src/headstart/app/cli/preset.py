@@ -9,11 +9,10 @@ Source: llama.cpp tools/server/README.md, "Model presets".
 from __future__ import annotations
 
 import configparser
-from collections.abc import Sequence
 from pathlib import Path
 
 from headstart.app.cli.arguments import owners, texts
-from headstart.app.cli.settings import Setting, closest
+from headstart.app.cli.settings import all_settings, closest
 from headstart.types.errors import ConfigError
 
 EVERY_MODEL = "*"
@@ -21,13 +20,13 @@ EVERY_MODEL = "*"
 ROUTER_KEYS = ("load-on-startup", "stop-timeout", "dedup-cache-models", "ttl")
 
 
-def read_preset(file: Path, settings: Sequence[Setting]) -> dict[str, str]:
+def read_preset(file: Path) -> dict[str, str]:
     """Setting -> text for a server of one model, which is named elsewhere.
 
     Raises:
         ConfigError: an unreadable file, several models, or a flag that is unknown or refused.
     """
-    sections = read_sections(file, settings)
+    sections = read_sections(file)
     found = sections.pop(EVERY_MODEL, {})
     if len(sections) > 1:
         raise ConfigError(
@@ -39,14 +38,14 @@ def read_preset(file: Path, settings: Sequence[Setting]) -> dict[str, str]:
     return {name: text for name, text in found.items() if name not in ("model", "hf_repo")}
 
 
-def read_sections(file: Path, settings: Sequence[Setting]) -> dict[str, dict[str, str]]:
+def read_sections(file: Path) -> dict[str, dict[str, str]]:
     """Section -> text by setting and by key of the router, [*] among them, as in the file.
 
     Raises:
         ConfigError: an unreadable file, or a flag that is unknown or refused.
     """
     found: dict[str, dict[str, str]] = {}
-    known = owners(settings)
+    known = owners(all_settings())
     for section, keys in _sections(file).items():
         found[section] = {key: value for key, value in keys.items() if key in ROUTER_KEYS}
         for key, text in keys.items():

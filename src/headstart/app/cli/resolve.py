@@ -9,20 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from headstart.app.cli.settings import Setting, Value, all_settings, closest
-from headstart.config import Config, check_ranges
+from headstart.app.cli.settings import Setting, Value, all_settings, closest, text_of
+from headstart.config import Config
 from headstart.types.errors import ConfigError
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
-    """The value that one source gives for a setting."""
-
-    value: object  # a text, or a typed value
-    origin: str  # source: "flag", "preset", "environment X" or "file X"
-    name: str  # what errors call it
+Given = tuple[str, str]
+"""A setting's text, and its origin: "flag", "preset", "environment X" or "file X"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +49,10 @@ class Resolved:
         """A command's own options: the settings that belong to no part of `Config`.
 
         Raises:
-            ConfigError: a value out of its range, or values that cannot work together.
+            ConfigError: values that cannot work together.
         """
         own = [setting.name for setting in self.settings if not setting.part]
-        options = make(**{name: self.values[name] for name in own})
-        check_ranges(options)
-        return options
+        return make(**{name: self.values[name] for name in own})
 
     def in_force(self) -> list[dict[str, Value]]:
         """Name, value and origin of every setting, JSON-ready; secrets are masked."""
@@ -91,19 +84,30 @@ def resolve(settings: Sequence[Setting], sources: Sequence[Mapping[str, Given]])
     """Choose a value for every setting: that of the first source that has one.
 
     Raises:
-        ConfigError: a value of the wrong kind.
+        ConfigError: a value of the wrong kind, or out of its range.
     """
     values: dict[str, Value] = {}
     origins: dict[str, str] = {}
     for setting in settings:
-        given = next((source[setting.name] for source in sources if setting.name in source), None)
-        values[setting.name] = setting.read(given.value, given.name) if given else setting.default
-        is_given = given is not None and not setting.means_default(given.value)
-        origins[setting.name] = given.origin if given and is_given else "default"
+        name = setting.name
+        values[name], origins[name] = setting.default, "default"
+        if source := next((one for one in sources if name in one), None):
+            text, origin = source[name]
+            values[name] = setting.read(text, _called(setting, origin))
+            if not setting.means_default(text):
+                origins[name] = origin
     parts = ("context", "parallel")  # with both llama-server divides the context, and so do we
     if origins.get("kv_unified") == "default" and "default" not in map(origins.get, parts):
         values["kv_unified"], origins["kv_unified"] = False, " and ".join(parts)
     return Resolved(tuple(settings), values, origins)
+
+
+def _called(setting: Setting, origin: str) -> str:
+    """What errors call a setting from this origin."""
+    kind, _, variable = origin.partition(" ")
+    if kind == "environment":
+        return variable
+    return setting.flag if kind == "flag" else f"{setting.name} in the {origin}"
 
 
 def from_file(file: Path, settings: Iterable[Setting]) -> dict[str, Given]:
@@ -112,7 +116,7 @@ def from_file(file: Path, settings: Iterable[Setting]) -> dict[str, Given]:
     One file may serve several commands, so settings of other commands are fine.
 
     Raises:
-        ConfigError: an unreadable file, or an unknown name in it.
+        ConfigError: an unreadable file, an unknown name in it, or a list or table.
     """
     try:
         content = tomllib.loads(file.read_text("utf-8"))
@@ -127,9 +131,12 @@ def from_file(file: Path, settings: Iterable[Setting]) -> dict[str, Given]:
             raise ConfigError(
                 f"the config file {file} sets {name!r}, which does not exist{closest(name, known)}"
             )
-    return {
-        name: Given(value, f"file {file}", f"{name} in {file}") for name, value in named.items()
-    }
+        if not isinstance(named[name], str | int | float):
+            raise ConfigError(
+                f"{name} in the file {file} is {named[name]!r} but must be a text, a number, true "
+                "or false"
+            )
+    return {name: (text_of(value), f"file {file}") for name, value in named.items()}
 
 
 def _toml_line(name: str, value: Value) -> str:

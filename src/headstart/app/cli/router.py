@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 from headstart.app.cli.command import Command
 from headstart.app.cli.resolve import Resolved
-from headstart.config import LogConfig
+from headstart.config.logs import start_logging
 from headstart.gateway.balancer.options import SERVER_SETTINGS, BalancerOptions
 
 
 def run(resolved: Resolved, words: list[str]) -> int:
     """Route until stopped; return the exit code."""
-    from headstart.config.logs import start_logging
     from headstart.gateway.balancer.app import serve
 
     options, config = resolved.own(BalancerOptions), resolved.config()
@@ -22,7 +19,7 @@ def run(resolved: Resolved, words: list[str]) -> int:
         servers = f"{num_backends} server{'s' * (num_backends > 1)}"
         print(f"Headstart listens on {url}. It passes requests to {servers}.", flush=True)
 
-    start_logging(config)
+    start_logging(config.log)
     serve(options, config, announce)
     return 0
 
@@ -35,7 +32,6 @@ COMMAND = Command(
         "Backends are headstart serve or llama-server, with one model."
     ),
     options=BalancerOptions,
-    parts=("server", "log"),
-    shared=(*SERVER_SETTINGS, *(field.name for field in fields(LogConfig))),
+    takes=("log", *SERVER_SETTINGS),
     run=run,
 )

@@ -47,7 +47,7 @@ COMMAND = Command(
         "it pays. Without --model it serves the small embedded demo model, or with --models-dir, "
         "--models-preset or --models-max several models, each in processes of its own."
     ),
-    parts=None,
+    takes=None,
     examples=(
         "  headstart serve -m model.gguf -md draft.gguf\n"
         "  headstart serve -hf Qwen/Qwen3-8B-GGUF:Q4_K_M -c 16384"

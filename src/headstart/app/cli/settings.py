@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 
@@ -98,6 +98,11 @@ class Setting:
         return next((alias for alias in self.aliases if not alias.startswith("--")), None)
 
     @property
+    def num_values(self) -> int:
+        """Values that follow its flag."""
+        return 0 if self.kind is bool else 2 if self.option.is_pair else 1
+
+    @property
     def placeholder(self) -> str:
         """The placeholder of the value in the help text."""
         if self.option.is_pair:
@@ -108,43 +113,45 @@ class Setting:
             return "FILE"
         return {bool: "", int: "N", float: "X", str: "TEXT"}[self.kind]
 
-    def read(self, given: object, origin: str) -> Value:
-        """Parse a text, or check a typed value from TOML.
+    def read(self, text: str, origin: str) -> Value:
+        """Parse a text.
 
         Raises:
             ConfigError: it is not valid for this setting; `origin` names its source.
         """
-        if self.means_default(given):
-            return self.default
-        words = self.option.words
-        if not isinstance(given, bool) and (word := str(given).lower()) in words:
-            return typing.cast("Value", words[word])
-        if isinstance(given, str):
-            return self._parse(given, origin)
-        if type(given) is int and self.kind is float:
-            return float(given)
-        if type(given) is self.kind and _is_finite(given):
-            return typing.cast("Value", given)
-        raise ConfigError(f"{origin} is {given!r} but must be of type {self.kind.__name__}")
-
-    def means_default(self, given: object) -> bool:
-        """Whether it is a word for the default, such as -1."""
-        return self.option.words.get(str(given).lower(), given) is None
-
-    def _parse(self, text: str, origin: str) -> Value:
-        choices = self.option.choices
+        option, word, choices = self.option, text.lower(), self.option.choices
+        if word in option.words:
+            meant: Value = option.words[word]
+            return self.default if meant is None else meant
         if choices is not None and text not in choices:
             raise ConfigError(f"{origin} is {text!r} but must be one of {', '.join(choices)}")
         if self.kind is bool:
             return read_switch(text, origin)
+        if self.kind is str:
+            return text
         try:
-            value = self.kind(text)
+            value = int(text) if self.kind is int else float(text)
         except ValueError:
-            value = None
-        if value is None or not _is_finite(value):
+            value = math.nan
+        if isinstance(value, float) and not math.isfinite(value):
             wanted = "a whole number" if self.kind is int else "a number"
             raise ConfigError(f"{origin} is {text!r} but must be {wanted}")
+        least, most = option.least, option.most
+        if least is not None and not least <= value <= (value if most is None else most):
+            allowed = f"at least {least}" if most is None else f"from {least} to {most}"
+            raise ConfigError(f"{origin} is {text} but must be {allowed}")
         return value
+
+    def means_default(self, text: str) -> bool:
+        """Whether it is a word for the default, such as -1."""
+        return self.option.words.get(text.lower(), text) is None
+
+
+def text_of(value: Value) -> str:
+    """The text that `Setting.read` reads as this value."""
+    if isinstance(value, bool):
+        return llama_server.ON if value else llama_server.OFF
+    return "" if value is None else str(value)
 
 
 @cache
@@ -159,8 +166,8 @@ def settings_of(
         if field.default is MISSING:
             continue
         name, option = prefix + field.name, option_of(field)
-        if (kind := plain_type(hint := hints[field.name])) is None:
-            raise ConfigError(f"the setting {name} has the type {hint} but must be {PLAIN_TYPES}")
+        kind = plain_type(hints[field.name])
+        assert kind is not None, f"{name} must be {PLAIN_TYPES}"
         one = Setting(
             path=(*place, field.name) if place else (),
             name=name,
@@ -173,16 +180,18 @@ def settings_of(
     return tuple(found)
 
 
-def all_settings(parts: Sequence[str] | None = None) -> list[Setting]:
-    """The settings of these parts of `Config`, all by default; options of speculators come last."""
-    hints = typing.get_type_hints(Config)
-    names = [field.name for field in fields(Config)] if parts is None else parts
-    settings: list[Setting] = []
-    for name in names:
-        settings += settings_of(hints[name], (name,))
-        if name == "sampling":
+def all_settings(names: Collection[str] | None = None) -> list[Setting]:
+    """The settings of `Config` that have one of these names, or are in a part that has; all by
+    default. Options of speculators come last.
+    """
+    settings, wanted = list[Setting](), {*(names or ())}
+    for part, config_class in typing.get_type_hints(Config).items():
+        settings += settings_of(config_class, (part,))
+        if part == "sampling":
             settings += _sampling_settings()
-    return [*settings, *_speculator_settings()] if "speculation" in names else settings
+    if names is None or "speculation" in wanted:
+        settings += _speculator_settings()
+    return [one for one in settings if names is None or {one.part, one.name} & wanted]
 
 
 def _sampling_settings() -> Iterator[Setting]:
@@ -223,7 +232,3 @@ def closest(word: str, known: Iterable[str], prefix: str = "") -> str:
         matches = [name for name in names if name.startswith(f"{word}-")]
     matches.sort(key=lambda match: sorted(match) != sorted(word))  # letters in another order
     return f"; did you mean {prefix}{matches[0]}?" if matches else ""
-
-
-def _is_finite(value: object) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)

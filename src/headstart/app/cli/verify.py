@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headstart.app.cli.command import Command
+from headstart.app.cli.devices import ENGINE_PARTS
 from headstart.app.cli.resolve import Resolved
-from headstart.config import Config, option
+from headstart.app.speculation import without_file
+from headstart.config import Config, EngineConfig, option
+from headstart.types.request import Request
+from headstart.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from headstart.app.verify import Difference, TextComparison, Way
     from headstart.scheduler.scheduler import Scheduler
-    from headstart.types.request import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +60,6 @@ def run(resolved: Resolved, words: list[str]) -> int:
 
 def _settings(config: Config) -> Config:
     """Settings with every speculator, without saved state and without a warm-up."""
-    from headstart.app.speculation import without_file
-
     speculation = config.speculation
     types = speculation.spec_type
     named = config.model
@@ -74,10 +75,7 @@ def _settings(config: Config) -> Config:
 
 def make_requests(config: Config, options: VerifyOptions, target: Path) -> list[Request]:
     """Prompts cut from this package's source, with sampling parameters in turn."""
-    from headstart.config import EngineConfig
     from headstart.engine.model import Model
-    from headstart.types.request import Request
-    from headstart.types.sampling_params import SamplingParams
 
     vocab = Model(target, EngineConfig(gpu_layers=0), vocab_only=True).vocab
     files = sorted(Path(__file__).parents[2].rglob("*.py"))
@@ -144,6 +142,6 @@ COMMAND = Command(
         "code 1 if any text is different. Without -m on the embedded model."
     ),
     options=VerifyOptions,
-    parts=("model", "engine", "draft_engine", "scheduler", "speculation"),
+    takes=ENGINE_PARTS,
     run=run,
 )

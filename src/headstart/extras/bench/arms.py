@@ -13,17 +13,15 @@ from typing import Any
 from headstart.app.cli.arguments import LLAMA_SERVERS, PREFIX
 from headstart.app.cli.devices import ENGINE_PARTS
 from headstart.app.cli.resolve import Resolved
-from headstart.app.cli.settings import all_settings
 from headstart.extras.bench.client import HEADSTART, TENANT_HEADER, Client, running
 from headstart.extras.bench.comparison import AUTO, OFF, OTHER
 from headstart.types.errors import ConfigError, HeadstartError
 
 # the settings that a measured server takes over; not how it is reached, nor what it keeps
-PARTS = (*ENGINE_PARTS, "chat", "sampling", "images", "server")
-OF_SERVER = (
-    "api_key", "chat_template", "chat_template_file", "image_urls", "media_path", "max_body_mb",
+SETTINGS = (
+    *ENGINE_PARTS, "chat", "sampling", "images", "api_key", "chat_template", "chat_template_file",
+    "image_urls", "media_path", "max_body_mb", "models_preset",
 )  # fmt: skip
-SHARED = (*(one.name for one in all_settings(PARTS[:-1])), *OF_SERVER)
 _KEY = "bench"
 
 Fields = Mapping[str, Any]
@@ -72,8 +70,15 @@ def open_server(
     All our arms share it, so that one model is loaded. Each arm is a separate tenant, without
     access to prompts and past answers of others.
     """
+    values = resolved.values
+    if values["models_preset"] and not (values["model"] or values["hf_repo"]):
+        raise ConfigError(
+            f"--models-preset {values['models_preset']} lists models; name the one to measure with "
+            "--model or --hf-repo"
+        )
     settings = folder / "settings.toml"
-    settings.write_text("\n".join(resolved.given_lines(leave_out=("api_key", "spec"))), "utf-8")
+    lines = resolved.given_lines(leave_out=("api_key", "spec", "models_preset"))
+    settings.write_text("\n".join(lines), "utf-8")
     prefixes, cache = (PREFIX, LLAMA_SERVERS), PREFIX + "CACHE"
     environment = {  # whose settings are in the file, if they apply
         name: text
@@ -84,10 +89,10 @@ def open_server(
     command += ["--tenant-header", TENANT_HEADER, "--log-level", "warning", "--spec", "auto"]
     if resolved.origins["parallel"] == "default":
         command += ["--parallel", str(slots)]
-    if resolved.values["kv_unified"]:  # it would be off with --parallel and --context
+    if values["kv_unified"]:  # it would be off with --parallel and --context
         command += ["--kv-unified"]
     if resolved.origins["cache_disk"] == "flag":  # the environment of `started` beats the file
-        command += ["--cache-disk", str(resolved.values["cache_disk"])]
+        command += ["--cache-disk", str(values["cache_disk"])]
     if not keeps_state and resolved.origins["spec_state"] == "default":
         command += ["--spec-state", str(folder / "state.json")]
     return stack.enter_context(running(command, folder / "server.log", _KEY, environment))

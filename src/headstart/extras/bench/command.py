@@ -18,8 +18,7 @@ from headstart.app.cli.settings import settings_of
 from headstart.config import option
 from headstart.extras.bench import steps
 from headstart.extras.bench.arms import (
-    PARTS,
-    SHARED,
+    SETTINGS,
     open_arms,
     open_others,
     open_server,
@@ -215,8 +214,7 @@ COMMAND = Command(
         "step costs by its rows, and from which acceptance drafts pay."
     ),
     options=BenchOptions,
-    parts=PARTS,
-    shared=SHARED,
+    takes=SETTINGS,
     usage="[steps] [flags]",
     run=run,
 )

@@ -18,7 +18,7 @@ from typing import Any
 from headstart.app.cli.command import Command
 from headstart.app.cli.resolve import Resolved
 from headstart.config import option
-from headstart.extras.bench.arms import PARTS, SHARED, open_arms, open_server
+from headstart.extras.bench.arms import SETTINGS, open_arms, open_server
 from headstart.extras.bench.command import BenchOptions, control_of, measure, read_cells, warm
 from headstart.extras.bench.comparison import OFF, Scores
 from headstart.extras.bench.library import read_questions
@@ -148,7 +148,6 @@ COMMAND = Command(
         "ones."
     ),
     options=TuneOptions,
-    parts=PARTS,
-    shared=SHARED,
+    takes=SETTINGS,
     run=run,
 )

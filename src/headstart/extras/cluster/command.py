@@ -8,14 +8,14 @@ from headstart.app.cli.command import Command
 from headstart.app.cli.main import find_command
 from headstart.app.cli.resolve import Resolved
 from headstart.config import option
+from headstart.config.logs import start_logging
 from headstart.gateway.balancer.options import RoutingOptions
 from headstart.types.errors import ConfigError
 
-OF_REPLICAS = "--"
-# of `ServerConfig`; the replicas' flags follow --
+# for the gateways; the replicas' flags follow --
 SERVER_SETTINGS = (
     "host", "port", "api_key", "api_key_file", "allowed_hosts", "cors_origins", "max_body_mb",
-    "log_level", "verbose",
+    "log_level",
 )  # fmt: skip
 
 
@@ -56,17 +56,16 @@ class ClusterOptions(RoutingOptions):
 
 def run(resolved: Resolved, words: list[str]) -> int:
     """Serve until stopped; return the exit code."""
-    at = words.index(OF_REPLICAS) if OF_REPLICAS in words else len(words)
+    at = words.index("--") if "--" in words else len(words)
     if at:
         word, own = words[0], "flags of headstart serve"
-        raise ConfigError(f"unexpected argument {word!r}; {own} come after {OF_REPLICAS}")
+        raise ConfigError(f"unexpected argument {word!r}; {own} come after --")
     options, config, arguments = resolved.own(ClusterOptions), resolved.config(), words[1:]
     find_command("serve").read(arguments)[0].config()  # raises for wrong ones
 
-    from headstart.config.logs import start_logging
     from headstart.extras.cluster import deploy
 
-    start_logging(config)
+    start_logging(config.log)
     deploy.run(options, config.server, arguments, _announce)
     return 0
 
@@ -84,8 +83,7 @@ COMMAND = Command(
         "what must not be exposed."
     ),
     options=ClusterOptions,
-    parts=("server",),
-    shared=SERVER_SETTINGS,
+    takes=SERVER_SETTINGS,
     usage="[flags] -- [flags of headstart serve]",
     run=run,
 )

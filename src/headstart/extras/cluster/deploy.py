@@ -16,7 +16,6 @@ from headstart.types.errors import ConfigError
 log = logging.getLogger(__name__)
 
 APPLICATION, REPLICAS, GATEWAY = "headstart", "Replica", "Gateway"
-METRICS_SECONDS = 1.0  # between two counts of a replica's requests
 MANY = 100_000  # requests at once, which we limit ourselves
 
 
@@ -51,8 +50,8 @@ def application(options: ClusterOptions, server: ServerConfig, arguments: Sequen
             max_replicas=options.max_replicas,
             upscale_delay_s=options.scale_up_seconds,
             downscale_delay_s=options.scale_down_seconds,
-            metrics_interval_s=METRICS_SECONDS,
-            look_back_period_s=max(2 * METRICS_SECONDS, options.scale_up_seconds),
+            metrics_interval_s=1.0,
+            look_back_period_s=max(2.0, options.scale_up_seconds),
             policy=policy,
         ),
         ray_actor_options={"num_cpus": options.replica_cpus, "num_gpus": options.replica_gpus},

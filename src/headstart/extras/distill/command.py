@@ -286,7 +286,7 @@ COMMAND = Command(
         "models that learned from them."
     ),
     options=DistillOptions,
-    parts=(*ENGINE_PARTS, "images"),  # not what is recorded: answers of a trial are nobody's
+    takes=(*ENGINE_PARTS, "images"),  # not what is recorded: answers of a trial are nobody's
     usage=USAGE,
     run=run,
 )

@@ -56,7 +56,7 @@ def of_machine(config: Config, models: Models) -> StepPrices:
     alone = replace(config, speculation=spec)
     target = replace(models, draft=None, draft_projector=None)
     for settings, files in ((config, models), (alone, target)):
-        controller = load_control(settings, choose_speculators(settings, files)).controller
+        controller = load_control(settings, choose_speculators(settings, files))[0]
         if len((cost := controller.describe()["cost_ms"]).get("rows", ())) >= 4:  # widths
             break
     else:

@@ -41,7 +41,7 @@ class HostedTools(Toolbox, Extra):
     def __init__(self, tools: ToolsConfig, environment: Mapping[str, str]) -> None:
         super().__init__(tools)
         named = (
-            ("built-in tools", tools.agent or tools.tools),
+            ("built-in tools", tools.tools),
             ("MCP servers", tools.mcp_servers_config or tools.mcp_servers_json),
         )
         self.risks = tuple(name for name, is_on in named if is_on)

@@ -139,5 +139,4 @@ def _built_in(config: ToolsConfig) -> list[Tool]:
         raise ConfigError(
             f"--tools names {name!r}, which there is not; use {', '.join(known)} or all"
         )
-    wants_all = config.agent or "all" in names
-    return [tool for tool in BUILT_IN if wants_all or tool.name in names]
+    return [tool for tool in BUILT_IN if "all" in names or tool.name in names]

@@ -11,8 +11,7 @@ from headstart.types.errors import ConfigError
 # of `ServerConfig`; the others are about a model
 SERVER_SETTINGS = (
     "host", "port", "reuse_port", "ssl_key_file", "ssl_cert_file", "api_key", "api_key_file",
-    "allowed_hosts", "cors_origins", "max_connections", "max_body_mb", "timeout", "log_level",
-    "verbose",
+    "allowed_hosts", "cors_origins", "max_connections", "max_body_mb", "timeout",
 )  # fmt: skip
 
 

@@ -22,7 +22,6 @@ from headstart.gateway.router.presets import CACHE, ModelPreset
 from headstart.server import sse
 from headstart.server.body import parse_off_loop, read_object
 from headstart.server.errors import ApiError, shorten
-from headstart.server.extra_routes import has_proxy
 from headstart.server.ollama_dialect import (
     OLLAMA_VERSION,
     listed_model,
@@ -122,7 +121,7 @@ class OwnRoutes:
             "model_path": "none",
             "default_generation_settings": {"params": {}, "n_ctx": 0},
             "build_info": f"b-headstart-{headstart.__version__}",
-            "cors_proxy_enabled": has_proxy(self.config.tools),
+            "cors_proxy_enabled": self.config.tools.ui_mcp_proxy,
             "settings": list(self._settings),
         }
 

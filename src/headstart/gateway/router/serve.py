@@ -40,7 +40,7 @@ def serve(
     Raises:
         ConfigError: the port cannot be taken, or the settings of a model cannot work.
     """
-    start_logging(config)
+    start_logging(config.log)
     presets = read_presets()
     _check_startup(presets, config.router.models_max)
     memory = parse_memory(config.router.models_memory)

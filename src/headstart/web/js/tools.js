@@ -4,7 +4,7 @@ import { getJson, postJson } from "./api.js";
 
 /** @typedef {{tool: string, display_name: string, definition: any}} Tool as GET /tools lists it */
 
-const FLAGS = ["tools", "agent", "mcp_servers_config", "mcp_servers_json"];
+const FLAGS = ["tools", "mcp_servers_config", "mcp_servers_json"];
 
 /** @param {any} props of the server @returns {Promise<Tool[]>} */
 export async function listTools(props) {

@@ -11,7 +11,7 @@ import pytest
 
 from headstart.app.cli import llama_server
 from headstart.app.cli.arguments import check_environment
-from headstart.app.cli.command import HelpRequested
+from headstart.app.cli.command import PageRequested
 from headstart.app.cli.main import find_command
 from headstart.app.cli.resolve import Resolved
 from headstart.app.cli.serve import COMMAND
@@ -36,7 +36,8 @@ VALUES = {
     "--cpu-range": "0-0", "--fit": "off", "--cache-reuse": "0", "--reasoning-format": "none",
     "--reasoning": "auto", "--reasoning-budget": "-1", "--mirostat": "0", "--cache-ram": "0",
     "--adaptive-target": "-1", "--logit-bias": "3+1", "--api-prefix": "/llm",
-    "--cpu-strict": "0", "--sleep-idle-seconds": "-1", "--ctx-size": "0", "--batch-size": "32",
+    "--cpu-strict": "0", "--fit-ctx": "64", "--sleep-idle-seconds": "-1",
+    "--ctx-size": "0", "--batch-size": "32",
     "--ubatch-size": "32", "--chat-template-kwargs": "{}", "--ui-config": "{}",
 }  # fmt: skip
 
@@ -92,8 +93,8 @@ def test_flags_of_newer_releases_are_taken_or_refused_with_a_reason(
 def test_every_spelling_is_taken_or_refused_with_a_reason(entry: dict[str, Any], name: str) -> None:
     flag, setting, argv = llama_server.by_name()[name], setting_of(name), argv_of(entry, name)
     switch = llama_server.OFF if name in flag.negatives else llama_server.ON
-    if name in ("-h", "--help", "--usage"):
-        with pytest.raises(HelpRequested):
+    if name in ("-h", "--help", "--usage", "--version"):
+        with pytest.raises(PageRequested):
             read(*argv)
     elif setting is not None:
         assert read(*argv).origins[setting.name] == "flag"

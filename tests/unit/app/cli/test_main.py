@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from headstart.app.cli import main as cli_main
-from headstart.app.cli.main import COMMANDS, main
+from headstart.app.cli.main import COMMANDS, find_command, main
 from headstart.config import Config
 from headstart.types.errors import ConfigError, EngineError, ModelError, RequestError
 
@@ -107,9 +107,10 @@ def test_a_value_out_of_its_range_is_refused_by_every_command(
 
 
 def test_only_a_server_records_texts_and_runs_tools() -> None:
-    """A config file may be shared by all commands."""
+    """A config file may be shared by all commands; bench and tune read the preset of one model."""
     for name in COMMANDS:
-        parts = {setting.part for setting in cli_main.find_command(name).settings()}
+        settings = cli_main.find_command(name).settings()
+        parts = {one.part for one in settings if one.name != "models_preset"}
         assert name == "serve" or not parts & {"recording", "tools", "router"}
 
 
@@ -202,6 +203,16 @@ def test_what_ends_llama_server_at_once_ends_a_command(
 ) -> None:
     vars(assemble).update(list_devices=lambda config: [], libllama_version=lambda: "9.9 (b1)")
     assert main([command, "-c", "512", flag]) == 0
+
+
+@pytest.mark.parametrize("flag", ["-p", "--prompt"])
+def test_a_value_that_looks_like_version_does_not_end_a_command(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["generate", flag, "--version"]) == 1
+    assert "needs a value" in capsys.readouterr().err
+    arguments = find_command("generate").read([f"{flag}=--version"])[0]
+    assert arguments.values["prompt"] == "--version"
 
 
 def test_print_config_does_not_serve(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headstart.app.cli.command import COMMON, HelpRequested
+from headstart.app.cli.command import COMMON, PageRequested
 from headstart.app.cli.main import find_command
 from headstart.app.cli.resolve import Resolved, resolve
 from headstart.app.cli.serve import COMMAND
@@ -75,7 +75,11 @@ def test_nothing_given_is_the_default_config() -> None:
         (["--no-mmap"], "engine", "mmap", False),
         (["--mlock"], "engine", "mlock", True),
         (["--no-slots"], "server", "slots", False),
-        (["-v"], "server", "verbose", True),
+        (["-v"], "log", "log_level", "debug"),
+        (["--log-verbose"], "log", "log_level", "debug"),
+        (["--agent"], "tools", "tools", "all"),
+        (["--agent"], "tools", "ui_mcp_proxy", True),
+        (["--agent", "-no-ag"], "tools", "tools", ""),
         (["--spec-draft-n-max", "7"], "speculation", "draft_max", 7),
         (["--draft-p-min", "0.5"], "speculation", "draft_p_min", 0.5),
         (["--main-gpu", "-1"], "engine", "main_gpu", -1),
@@ -97,7 +101,7 @@ def test_nothing_given_is_the_default_config() -> None:
         (["--n_predict", "5"], "sampling", "predict", 5),
         (["-s", "42"], "sampling", "seed", 42),
         (["-r", "a", "-r", "b"], "sampling", "reverse_prompt", "a\nb"),
-        (["-lv", "1"], "server", "log_level", "error"),
+        (["-lv", "1"], "log", "log_level", "error"),
         (["-lm", "mlock"], "engine", "mlock", True),
         (["-lm", "none"], "engine", "mmap", False),
         (["--fim-qwen-7b-spec"], "server", "port", 8012),
@@ -206,9 +210,10 @@ def test_a_mistake_is_named(argv: list[str], message: str) -> None:
     ("content", "message"),
     [
         ("prot = 1", "did you mean port"),
-        ("port = [1]", "must be of type int"),
-        ("port = true", "must be of type int"),
-        ("draft-p-min = nan", "must be of type float"),
+        ("port = [1]", "port in .* must be a text, a number, true or false"),
+        ("port = true", "must be a whole number"),
+        ("port = 70000", "port in .* is 70000 but must be from 0 to 65535"),
+        ("draft-p-min = nan", "must be a number"),
         ('mmap = "maybe"', "must be on or off"),
         ("port = ", "not valid TOML"),
     ],
@@ -238,6 +243,14 @@ def test_a_mistake_in_the_environment_names_the_variable(monkeypatch: pytest.Mon
         read()
 
 
+def test_a_value_out_of_range_names_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLAMA_ARG_N_PARALLEL", "0")
+    with pytest.raises(ConfigError, match="LLAMA_ARG_N_PARALLEL is 0 but must be from 1 to 250"):
+        read()
+
+
 def test_one_config_file_may_hold_settings_of_other_commands(tmp_path: Path) -> None:
     file = tmp_path / "headstart.toml"
     file.write_text("port = 1\nthreads = 3")
@@ -250,7 +263,7 @@ def test_the_help_page_explains_every_setting_within_the_width(
     monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    with pytest.raises(HelpRequested) as page:
+    with pytest.raises(PageRequested) as page:
         read("--help-all")
     lines = str(page.value).splitlines()
     assert max(map(len, lines)) <= max(60, min(int(columns), 110))
@@ -261,7 +274,7 @@ def test_the_help_page_explains_every_setting_within_the_width(
 
 
 def test_the_short_help_page_has_a_dozen_flags_and_says_where_the_others_are() -> None:
-    with pytest.raises(HelpRequested) as page:
+    with pytest.raises(PageRequested) as page:
         read("--help")
     text = str(page.value)
     assert len(re.findall(r"^ {2,6}-+\w.* ", text, re.MULTILINE)) in range(12, 20)
@@ -272,7 +285,7 @@ def test_the_short_help_page_has_a_dozen_flags_and_says_where_the_others_are() -
 
 @pytest.mark.parametrize("argv", [["--help", "ctk"], ["-h", "--cache-type-k"], ["--help=cache"]])
 def test_help_finds_flags_by_a_word(argv: list[str]) -> None:
-    with pytest.raises(HelpRequested) as page:
+    with pytest.raises(PageRequested) as page:
         read(*argv)
     assert "--cache-type-k" in str(page.value)
     assert "--api-key" not in str(page.value)

@@ -11,7 +11,6 @@ from gguf import GGUFReader
 from training import corpus
 
 from headstart.app import demo
-from headstart.types.errors import ModelError
 
 SOURCE = (
     "def scale(values, factor=2):\n    total = sum(values)\n"
@@ -89,8 +88,3 @@ def test_the_models_together_stay_small_and_have_a_card_beside_them() -> None:
     assert sum(demo.path(name).stat().st_size for name in demo.NAMES) < MAX_BYTES
     card = demo.path(demo.TARGET).with_name("README.md").read_text()
     assert all(f"{name}.gguf" in card for name in demo.NAMES)
-
-
-def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ModelError, match=r"'demo-huge'.*demo-target, demo-draft, demo-draft-other"):
-        demo.path("demo-huge")

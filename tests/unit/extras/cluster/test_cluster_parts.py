@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from headstart.app.cli.command import HelpRequested
+from headstart.app.cli.command import PageRequested
 from headstart.extras.cluster import command as cluster
 from headstart.extras.cluster import deploy
 from headstart.extras.cluster.command import ClusterOptions
@@ -59,7 +59,7 @@ def test_wrong_flags_are_told_before_anything_starts(arguments, named):
 
 
 def test_help_says_where_flags_of_replicas_go():
-    with pytest.raises(HelpRequested, match=r"-- \[flags of headstart serve\]"):
+    with pytest.raises(PageRequested, match=r"-- \[flags of headstart serve\]"):
         cluster.COMMAND(["--help"])
 
 

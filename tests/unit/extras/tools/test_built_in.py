@@ -300,7 +300,7 @@ def test_only_tools_that_were_named_are_there():
         return list(await Toolbox(config).tools())
 
     assert asyncio.run(names(ToolsConfig(tools="read_file, get_info"))) == ["read_file", "get_info"]
-    assert len(asyncio.run(names(ToolsConfig(agent=True)))) == 7
+    assert len(asyncio.run(names(ToolsConfig(tools="all")))) == 7
     with pytest.raises(ConfigError, match="use read_file"):
         Toolbox(ToolsConfig(tools="read_files"))
 
