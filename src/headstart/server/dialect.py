@@ -29,8 +29,8 @@ from headstart.server.native_answer import native_answer
 from headstart.server.prompts import Prompt
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call
-from headstart.text.toolcalls.answer_format import AnswerParser
 from headstart.text.toolcalls.events import AnswerEvent, AnswerMessage, CallBegin, Content
+from headstart.text.toolcalls.reader import AnswerReader
 from headstart.text.utf8 import CharCounter, utf8_decoder
 from headstart.types.request import (
     Event,
@@ -73,7 +73,7 @@ class Choice:
     progress: ProgressEvent | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # from its second token on
     slot_id: int = -1  # unknown before the first token
-    parser: AnswerParser | None = None  # separates reasoning and tool calls from content
+    parser: AnswerReader | None = None  # separates reasoning and tool calls from content
     message: AnswerMessage = field(default_factory=AnswerMessage)  # result of the parser so far
     is_open: bool = False  # its first chunk was sent
     scored: CharCounter = field(

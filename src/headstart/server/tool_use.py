@@ -11,7 +11,7 @@ from headstart.server.dialect import Choice
 from headstart.server.errors import shorten, wrong_value
 from headstart.server.schemas import ChatBody
 from headstart.server.service import ServedModel
-from headstart.text.toolcalls.answer_format import AnswerFormat, AnswerParser
+from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.constraint import (
     CallRules,
     before_rules,
@@ -19,7 +19,7 @@ from headstart.text.toolcalls.constraint import (
     required_calls,
 )
 from headstart.text.toolcalls.formats import JsonCall, MarkedCalls
-from headstart.text.toolcalls.reader import Tools
+from headstart.text.toolcalls.reader import AnswerReader, Tools
 from headstart.types import Vocab
 from headstart.types.constraint import Constraint, ThoughtMarks
 from headstart.types.errors import RequestError
@@ -41,17 +41,15 @@ def prepare_reading(
     constraint = None
     if tools and mode != "none":
         rules = CallRules(tools, names, _is_parallel(body, model), _token_finder(model.vocab))
-        if mode == "required":
-            constraint = _required_calls(answer_format, rules, chat, model.vocab)
-        else:
-            constraint = _calls_at_a_trigger(answer_format, rules, chat, model.vocab)
-            if constraint and not splits_thoughts:  # reasoning may contain calls, too
-                constraint = dataclasses.replace(constraint, thoughts=None)
+        thoughts = thought_marks(answer_format, chat, model.vocab)
+        if mode != "required" and not splits_thoughts:  # reasoning may contain calls, too
+            thoughts = None
+        constraint = _of_the_tools(answer_format, rules, thoughts, mode)
     shown = _marker_tokens(answer_format, model.vocab)
     limit = chat_thoughts(body, model, chat)
     for choice in choices:
-        choice.parser = AnswerParser(
-            answer_format, read, chat.start, splits_thoughts=splits_thoughts
+        choice.parser = AnswerReader(
+            answer_format.read, read, chat.start, splits_thoughts=splits_thoughts
         )
         wanted = choice.request.constraint
         if wanted and mode == "required":
@@ -77,7 +75,7 @@ def _tool_choice(body: ChatBody, tools: Tools) -> tuple[str, Sequence[str]]:
         if not isinstance(name, str) or name not in tools:
             raise RequestError(
                 f"tool_choice names {shorten(name)} but "
-                + (f"the tools are {', '.join(tools.names)}" if tools else "there are no tools")
+                + (f"the tools are {', '.join(tools)}" if tools else "there are no tools")
             )
         return "required", (name,)
     choice = choice or "auto"
@@ -86,7 +84,7 @@ def _tool_choice(body: ChatBody, tools: Tools) -> tuple[str, Sequence[str]]:
         raise wrong_value("tool_choice", choice, wanted)
     if choice == "required" and not tools:
         raise RequestError("tool_choice is required but there are no tools; send some")
-    return choice, tools.names
+    return choice, tuple(tools)
 
 
 def _is_parallel(body: ChatBody, model: ServedModel) -> bool:
@@ -95,24 +93,20 @@ def _is_parallel(body: ChatBody, model: ServedModel) -> bool:
     return model.template.capabilities.supports_parallel_tool_calls
 
 
-def _required_calls(
-    answer_format: AnswerFormat, rules: CallRules, chat: RenderedChat, vocab: Vocab
-) -> Constraint:
-    assert answer_format.calls is not None
-    constraint = required_calls(answer_format.calls, rules)
-    before = before_rules(answer_format.after_thoughts, "", rules.token_of)
-    thoughts = thought_marks(answer_format, chat, vocab)
-    return _behind_thoughts(constraint, thoughts, before if thoughts else "")
-
-
-def _calls_at_a_trigger(
-    answer_format: AnswerFormat, rules: CallRules, chat: RenderedChat, vocab: Vocab
+def _of_the_tools(
+    answer_format: AnswerFormat, rules: CallRules, thoughts: ThoughtMarks | None, mode: str
 ) -> Constraint | None:
+    """The constraint of required calls, or of those that may follow a trigger."""
     calls = answer_format.calls
-    constraint = calls_at_a_trigger(calls, rules) if calls else None
+    if calls is None:
+        return None
+    if mode == "required":
+        before = before_rules(answer_format.after_thoughts, "", rules.token_of) if thoughts else ""
+        return dataclasses.replace(required_calls(calls, rules), thoughts=thoughts, before=before)
+    constraint = calls_at_a_trigger(calls, rules)
     if constraint is None or answer_format.calls_end_thoughts:
         return constraint
-    return dataclasses.replace(constraint, thoughts=thought_marks(answer_format, chat, vocab))
+    return dataclasses.replace(constraint, thoughts=thoughts)
 
 
 def _of_the_body(
@@ -129,16 +123,8 @@ def _of_the_body(
         thoughts = None  # reasoning would be content
     after = answer_format.after_thoughts
     header = answer_format.thinking.answer.removeprefix(after)
-    return _behind_thoughts(constraint, thoughts, before_rules(after, header, _token_finder(vocab)))
-
-
-def _behind_thoughts(
-    constraint: Constraint, thoughts: ThoughtMarks | None, before: str
-) -> Constraint:
-    if thoughts and not (thoughts.is_open or thoughts.opening):
-        thoughts = None  # the answer does not start with reasoning
-    has_space = bool(thoughts or before)
-    return dataclasses.replace(constraint, thoughts=thoughts, before=before, allows_space=has_space)
+    before = before_rules(after, header, _token_finder(vocab))
+    return dataclasses.replace(constraint, thoughts=thoughts, before=before)
 
 
 def _marker_tokens(answer_format: AnswerFormat, vocab: Vocab) -> frozenset[int]:

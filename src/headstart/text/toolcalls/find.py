@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -152,18 +152,30 @@ def _find_calls(probe: _Probe) -> MarkedCalls:
     raise _NotFoundError("the template shows the arguments of calls in no known form")
 
 
+Texts = tuple[str, str | None, str]
+"""The texts before the first call, between two calls (None: one at most), and after the last one"""
+
+
+def _around(one: str, two: str, span: Callable[[str, int], tuple[int, int]]) -> Texts:
+    """The texts around calls; `span`: where a call is in a text, by its number."""
+    start, end = span(one, 0)
+    if not two:
+        return one[:start], None, one[end:]
+    second = span(two, 1)
+    return one[:start], two[end : second[0]], two[second[1] :]
+
+
 def _json_calls(probe: _Probe, one: str, two: str) -> MarkedCalls:
-    start, end = _object_span(one, one.index(_NAMES[0]))
-    body = _json_body(one[start:end])
-    second = _object_span(two, two.index(_NAMES[1]), start + 1) if two else None
-    between = two[end : second[0]] if second else ""
-    after = two[second[1] :] if second else one[end:]
-    return _marked("json", body, (one[:start], between, after), probe, is_parallel=bool(two))
+    def span(text: str, number: int) -> tuple[int, int]:
+        return _object_span(text, text.index(_NAMES[number]))
+
+    start, end = span(one, 0)
+    return _marked("json", _json_body(one[start:end]), _around(one, two, span), probe)
 
 
-def _object_span(text: str, inside: int, least: int = 0) -> tuple[int, int]:
+def _object_span(text: str, inside: int) -> tuple[int, int]:
     """Span of the outermost JSON object around a position."""
-    at = text.find("{", least)
+    at = text.find("{")
     while 0 <= at <= inside:
         try:
             _, end = json.JSONDecoder().raw_decode(text, at)
@@ -196,59 +208,47 @@ def _json_body(text: str) -> JsonCall:
 
 
 def _named_json_calls(probe: _Probe, one: str, two: str) -> MarkedCalls:
-    start, end = _object_span(one, one.index(_KEYS[0]))
-    before, name_end = one[:start].rsplit(_NAMES[0], 1)
-    between = after = ""
-    if two:
-        second = _object_span(two, two.rindex(_KEYS[0]), two.index(_NAMES[1]))
-        between, after = two[end : two.index(_NAMES[1])], two[second[1] :]
-    else:
-        after = one[end:]
-    body, before, between = _named_body(before, name_end, between)
-    return _marked("named-json", body, (before, between, after), probe, is_parallel=bool(two))
+    def span(text: str, number: int) -> tuple[int, int]:
+        start, end = _object_span(text, (text.index, text.rindex)[number](_KEYS[0]))
+        return text.rindex(_NAMES[number], 0, start), end
 
-
-def _named_body(before: str, name_end: str, between: str) -> tuple[NamedCall, str, str]:
-    """The body, and the text before the first name and between calls without ids."""
-    if _IDS[0] in before:
-        start, name_start = before.rsplit(_IDS[0], 1)
-        body = NamedCall(None, name_end, is_id_first=True, name_start=name_start)
-        return body, start, between.rsplit(_IDS[1], 1)[0]
-    if _IDS[0] in name_end:
-        id_start, name_end = name_end.split(_IDS[0], 1)
-        return NamedCall(None, name_end, id_start), before, between
-    if before.endswith("functions.") and name_end.startswith(":0"):
-        body = NamedCall(None, name_end[2:], is_name_id=True)
-        return body, before.removesuffix("functions."), between.removesuffix("functions.")
-    return NamedCall(None, name_end), before, between
+    before, between, after = _around(one, two, span)
+    head = one[len(before) : _object_span(one, one.index(_KEYS[0]))[0]]
+    head = head.replace(_NAMES[0], "{name}").replace(_IDS[0], "{id}")
+    is_name_id = before.endswith("functions.") and head.startswith("{name}:0")
+    if is_name_id:
+        before, head = before.removesuffix("functions."), head.replace(":0", "", 1)
+        between = between and between.removesuffix("functions.")
+    elif _IDS[0] in before:
+        before, name_start = before.rsplit(_IDS[0], 1)
+        head = "{id}" + name_start + head
+        between = between and between.rsplit(_IDS[1], 1)[0]
+    body = NamedCall(head, is_name_id=is_name_id)
+    return _marked("named-json", body, (before, between, after), probe)
 
 
 def _tagged_calls(probe: _Probe, one: str, two: str) -> MarkedCalls:
-    first = one.index(_NAMES[0])
-    head, rest = one[first + len(_NAMES[0]) :].split(_KEYS[0], 1)
+    head, rest = one.split(_NAMES[0], 1)[1].split(_KEYS[0], 1)
     key_end, rest = rest.split(_VALUES[0], 1)
     middle, rest = rest.split(_KEYS[1], 1)
     tail = rest.split(_VALUES[1], 1)[1]
     key_start = _common_suffix(head, middle)
     name_end = head[: len(head) - len(key_start)]
     value_end = _value_end(middle[: len(middle) - len(key_start)], tail)
-    empty = probe.calls(_call(0, {}))
-    call_end = tail[len(value_end) :]
-    if name_end and not empty[empty.index(_NAMES[0]) + len(_NAMES[0]) :].startswith(
-        name_end.rstrip()
-    ):
+    empty = probe.calls(_call(0, {})).split(_NAMES[0], 1)[1]
+    if name_end and not empty.startswith(name_end.rstrip()):
         key_start, name_end = name_end + key_start, ""
     arguments = dataclasses.replace(
         _tagged_arguments(probe, key_start, key_end, value_end),
         has_cdata="<![CDATA[" in probe.source,
     )
-    between, after = "", call_end
-    if two:
-        second = two.index(_NAMES[1])
-        between = two[:second].rsplit(_VALUES[1], 1)[1][len(value_end) :]
-        after = two.rsplit(_VALUES[1], 1)[1][len(value_end) :]
-    body = NamedCall(arguments, name_end)
-    return _marked("tagged", body, (one[:first], between, after), probe, is_parallel=bool(two))
+
+    def span(text: str, number: int) -> tuple[int, int]:
+        end = text.rindex(_VALUES[1]) + len(_VALUES[1] + value_end)
+        return text.index(_NAMES[number]), end
+
+    body = NamedCall("{name}" + name_end, arguments)
+    return _marked("tagged", body, _around(one, two, span), probe)
 
 
 def _value_end(middle: str, tail: str) -> str:
@@ -272,19 +272,8 @@ def _tagged_arguments(
     return TaggedArguments(key_start, words[1], value_end, words[3], words[2])
 
 
-def _marked(
-    kind: str,
-    body: Any,
-    texts: Sequence[str],
-    probe: _Probe,
-    *,
-    is_parallel: bool,
-) -> MarkedCalls:
-    """Separate the markers around each call from those around all calls.
-
-    Args:
-        texts: before the first call, between two calls, after the last one.
-    """
+def _marked(kind: str, body: JsonCall | NamedCall, texts: Texts, probe: _Probe) -> MarkedCalls:
+    """Separate the markers around each call from those around all calls."""
     before, between, after = texts
     if probe.generation_prompt and before.endswith(probe.generation_prompt):
         before = ""
@@ -292,7 +281,7 @@ def _marked(
     if not before.strip() and not isinstance(body, JsonCall):
         raise _NotFoundError("no marker before a call distinguishes it from content")
     after = _without_turn_end(after, probe.message_end)
-    if not is_parallel:
+    if between is None:
         return MarkedCalls(kind, body, before.lstrip(), after.rstrip(), is_parallel=False)
     call_start = _common_suffix(before, between)
     if not before[: len(before) - len(call_start)].strip():

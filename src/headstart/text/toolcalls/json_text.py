@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from headstart.text.toolcalls.argument_types import TEXT, TYPES
-from headstart.text.toolcalls.reader import Reading, TextReader
+from headstart.text.toolcalls.reader import AnswerReader, Reading
 
 
-def read_value(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
+def read_value(reader: AnswerReader, emit: Callable[[str], object]) -> Reading[bool]:
     """Emit the JSON value that begins here verbatim while it arrives.
 
     Returns whether it is complete and well-formed; of a malformed value, the start is emitted.
@@ -30,7 +30,7 @@ def read_value(reader: TextReader, emit: Callable[[str], object]) -> Reading[boo
     return value_or_text(text) is not text
 
 
-def read_string(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
+def read_string(reader: AnswerReader, emit: Callable[[str], object]) -> Reading[bool]:
     """Emit the decoded JSON string that begins here."""
     if not (yield from reader.takes('"')):
         return False
@@ -44,7 +44,7 @@ def read_string(reader: TextReader, emit: Callable[[str], object]) -> Reading[bo
             return False
 
 
-def _escape(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
+def _escape(reader: AnswerReader, emit: Callable[[str], object]) -> Reading[bool]:
     """Decode the escape after a backslash; lone surrogates become U+FFFD."""
     kind = yield from reader.peek(1)
     escape = yield from reader.peek(5 if kind == "u" else 1)
@@ -71,7 +71,7 @@ def _unescaped(escape: str) -> str | None:
     return text
 
 
-def read_members(reader: TextReader, on_member: Callable[[str], Reading[bool]]) -> Reading[bool]:
+def read_members(reader: AnswerReader, on_member: Callable[[str], Reading[bool]]) -> Reading[bool]:
     """Read an object's members; `on_member` reads the value of each key.
 
     Returns whether the object is complete and well-formed.
@@ -138,7 +138,9 @@ def dump(value: Any) -> str:
     return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
-def read_rest(reader: TextReader, emit: Callable[[str], object], quote: str = '"') -> Reading[bool]:
+def read_rest(
+    reader: AnswerReader, emit: Callable[[str], object], quote: str = '"'
+) -> Reading[bool]:
     """Emit the rest of a string verbatim, with its closing quote; returns whether it has one."""
     while True:
         found = yield from reader.until((quote, "\\"), emit)
@@ -152,7 +154,7 @@ def read_rest(reader: TextReader, emit: Callable[[str], object], quote: str = '"
         reader.at += len(escaped)
 
 
-def _container(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
+def _container(reader: AnswerReader, emit: Callable[[str], object]) -> Reading[bool]:
     """Emit an object or list by counting brackets outside strings."""
     depth: list[str] = []
     while True:

@@ -15,39 +15,22 @@ from headstart.text.toolcalls.argument_types import property_of, types_of
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
 
 
-class Tools:
-    """Functions and the schemas of their arguments."""
+class Tools(dict[str, Mapping[str, Any]]):
+    """Functions by name, and the schemas of their arguments."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         """Take OpenAI's `tools`."""
-        self._functions = {tool["function"]["name"]: tool["function"] for tool in tools}
-        self._types: dict[tuple[str, str], frozenset[str]] = {}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._functions
-
-    def __bool__(self) -> bool:
-        return bool(self._functions)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._functions)
+        super().__init__({tool["function"]["name"]: tool["function"] for tool in tools})
 
     def parameters(self, name: str) -> Mapping[str, Any]:
         """The JSON schema of a function's arguments."""
-        schema = self._functions.get(name, {}).get("parameters")
+        schema = self[name].get("parameters")
         return schema if isinstance(schema, Mapping) else {}
-
-    def is_strict(self, name: str) -> bool:
-        """Whether unsupported keywords in the schema are an error."""
-        return self._functions.get(name, {}).get("strict") is True
 
     def types(self, name: str, argument: str) -> frozenset[str]:
         """The JSON types of an argument, as `types_of`."""
-        if (name, argument) not in self._types:
-            root = self.parameters(name)
-            self._types[name, argument] = types_of(property_of(root, argument, root), root)
-        return self._types[name, argument]
+        root = self.parameters(name)
+        return types_of(property_of(root, argument, root), root)
 
 
 T = TypeVar("T")
@@ -59,28 +42,49 @@ Start = Literal["answer", "thoughts", "content"]
 """What the model writes first."""
 
 
-class TextReader:
-    """The text so far, a position in it, the events found, and the expected contents."""
+class AnswerReader:
+    """Reads one answer: the text so far, a position in it, and the events found.
+
+    The events do not depend on how the text is split.
+    """
 
     def __init__(
-        self, tools: Tools, start: Start = "answer", *, splits_thoughts: bool = True
+        self,
+        read: Callable[[AnswerReader], Reading[None]],
+        tools: Tools,
+        start: Start = "answer",
+        *,
+        splits_thoughts: bool = True,
     ) -> None:
+        """`read` parses a whole answer; without `tools` calls stay in the content."""
         self.tools, self.start, self.splits_thoughts = tools, start, splits_thoughts
         self.text = ""
         self.at = 0
         self.is_over = False
         self.num_calls = 0
+        self._num_dropped = 0  # characters before `text`
+        self._kept: int | None = None  # where the outermost attempt began, in the whole text
         self._events: list[AnswerEvent] = []
-        self._num_marks = 0
+        self._reading = read(self)
 
-    def add(self, text: str) -> None:
-        """Append text; drop text that was read unless a mark refers to it."""
-        if not self._num_marks and self.at > 4096:
-            self.text, self.at = self.text[self.at :], 0
+    def feed(self, text: str) -> list[AnswerEvent]:
+        """Add text; returns the events that are certain."""
+        done = self.at if self._kept is None else self._kept - self._num_dropped
+        if done > 4096:
+            self.text, self.at = self.text[done:], self.at - done
+            self._num_dropped += done
         self.text += text
+        return self._go_on()
 
-    def take_events(self) -> list[AnswerEvent]:
-        """The events since the last time."""
+    def finish(self) -> list[AnswerEvent]:
+        """End the text; returns the remaining events."""
+        self.is_over = True
+        return self._go_on()
+
+    def _go_on(self) -> list[AnswerEvent]:
+        if next(self._reading, self) is self:  # all was read; what follows is content
+            self.content(self.text[self.at :])
+            self.at = len(self.text)
         events, self._events = self._events, []
         return events
 
@@ -94,6 +98,7 @@ class TextReader:
 
     def begin_call(self, name: str, call_id: str = "") -> None:
         """Emit the start of a call."""
+        self.commit()
         self._events.append(CallBegin(self.num_calls, name, call_id))
         self.num_calls += 1
 
@@ -111,16 +116,30 @@ class TextReader:
             self._events.pop()
         self._events.append(event)
 
-    def mark(self) -> int:
-        """Remember this position to return to; `release` it afterwards."""
-        self._num_marks += 1
-        return self.at
+    def commit(self) -> None:
+        """Promise that no attempt fails that has begun before."""
+        self._kept = None
 
-    def release(self, place: int | None = None) -> None:
-        """Drop a mark; return to a position if one is given."""
-        self._num_marks -= 1
-        if place is not None:
-            self.at = place
+    def attempt(self, reading: Reading[T]) -> Reading[T]:
+        """Read, and go back to the position before if the result is false."""
+        outer, place = self._kept, self._num_dropped + self.at
+        if outer is None:
+            self._kept = place
+        found = yield from reading
+        if not found:
+            self.at = place - self._num_dropped
+        if self._kept is not None:
+            self._kept = outer
+        return found
+
+    def behind_space(self, reading: Reading[T]) -> Reading[T]:
+        """As `attempt`, after white space."""
+
+        def read() -> Reading[T]:
+            yield from self.skip_space()
+            return (yield from reading)
+
+        return self.attempt(read())
 
     def peek(self, count: int) -> Reading[str]:
         """The next characters, fewer at the end of the text."""
@@ -128,59 +147,58 @@ class TextReader:
             yield
         return self.text[self.at : self.at + count]
 
-    def sees(self, marker: str) -> Reading[bool]:
-        """Whether this marker comes next; does not skip it."""
-        while True:
-            rest = self.text[self.at : self.at + len(marker)]
-            if len(rest) == len(marker) or self.is_over or not marker.startswith(rest):
-                return rest == marker
-            yield
+    def is_at_end(self) -> Reading[bool]:
+        """Whether nothing follows."""
+        return not (yield from self.peek(1))
+
+    def sees(self, *markers: str) -> Reading[str | None]:
+        """The first of these markers that comes next; does not skip it."""
+        for marker in markers:
+            while True:
+                rest = self.text[self.at : self.at + len(marker)]
+                if rest == marker:
+                    return marker
+                if len(rest) == len(marker) or self.is_over or not marker.startswith(rest):
+                    break
+                yield
+        return None
 
     def takes(self, marker: str) -> Reading[bool]:
         """Whether this marker comes next; skips it."""
-        is_there = yield from self.sees(marker)
+        is_there = (yield from self.sees(marker)) is not None
         if is_there:
             self.at += len(marker)
         return is_there
 
-    def takes_behind_space(self, marker: str) -> Reading[bool]:
-        """Whether this marker comes next, possibly after white space; skips both."""
-        place = self.mark()
-        yield from self.skip_space()
-        is_there = yield from self.takes(marker)
-        self.release(None if is_there else place)
-        return is_there
-
-    def takes_one(self, markers: Sequence[str]) -> Reading[str | None]:
-        """Skip the longest marker that comes next and return it."""
-        for marker in sorted(markers, key=len, reverse=True):
-            if (yield from self.takes(marker)):
-                return marker
-        return None
-
     def skip_space(self) -> Reading[None]:
         """Skip white space."""
-        while True:
-            while self.at < len(self.text) and self.text[self.at].isspace():
-                self.at += 1
-            if self.at < len(self.text) or self.is_over:
-                return
-            yield
+        yield from self.run(str.isspace)
 
     def run(self, belongs: Callable[[str], bool]) -> Reading[str]:
         """Skip and return the characters for which this holds."""
-        start = self.mark()
+        found = ""
         while True:
-            while self.at < len(self.text) and belongs(self.text[self.at]):
-                self.at += 1
-            if self.at < len(self.text) or self.is_over:
-                break
+            start, size = self.at, len(self.text)
+            self.at = next((at for at in range(start, size) if not belongs(self.text[at])), size)
+            found += self.text[start : self.at]
+            if self.at < size or self.is_over:
+                return found
             yield
-        self.release()
-        return self.text[start : self.at]
+
+    def before(self, marker: str) -> Reading[str | None]:
+        """The text up to a marker, which is skipped; None without the marker."""
+        text: list[str] = []
+        found = yield from self.until((marker,), text.append)
+        return None if found is None else "".join(text)
 
     def until(self, markers: Sequence[str], emit: Callable[[str], object]) -> Reading[str | None]:
-        """Emit the text up to the first of the markers and skip that marker.
+        """As `up_to`, and skip the marker."""
+        found = yield from self.up_to(markers, emit)
+        self.at += len(found or "")
+        return found
+
+    def up_to(self, markers: Sequence[str], emit: Callable[[str], object]) -> Reading[str | None]:
+        """Emit the text up to the first of the markers.
 
         Returns the marker, the longest at its position; None at the end of the text.
         """
@@ -195,7 +213,6 @@ class TextReader:
                 emit(self.text[self.at : stop])
                 self.at = stop
             if found is not None and place < waits:
-                self.at = place + len(found)
                 return found
             if self.is_over:
                 return None

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from headstart.text.toolcalls.argument_types import listed, referenced
 from headstart.types.errors import RequestError
@@ -41,7 +41,7 @@ def as_json(schema: Any, root: Mapping[str, Any] | None = None) -> str:
 def refuse_undemanded(schema: Mapping[str, Any]) -> None:
     """Raise RequestError if a schema has a keyword that these forms do not enforce."""
     for keyword in schema:
-        if keyword not in _DEMANDED and keyword not in _NOTES:
+        if keyword not in _ALLOWED:
             raise RequestError(
                 f'a strict tool has "{keyword}" in its parameters, which cannot be demanded in the '
                 'form in which this model writes calls; leave it out, or send "strict": false'
@@ -52,11 +52,8 @@ Limits = tuple[int, int | None]
 """The least and the largest number of elements"""
 
 
-class Member(NamedTuple):
-    """A property of an object."""
-
-    text: str  # in the grammar: key and value
-    is_required: bool
+Members = Mapping[str, bool]
+"""The properties of an object: the rule of key and value, and whether it is required"""
 
 
 class ValueRules(ABC):
@@ -76,9 +73,11 @@ class ValueRules(ABC):
     def call(self, name: str) -> str:
         """A whole call of the tool."""
 
-    @abstractmethod
     def text(self, end: str) -> str:
         """Any string; `end` is the text after the value."""
+        if self.spelled(end.strip()).startswith("<["):  # a special token, which text never matches
+            return f"/(?s:.*)/ {self.spelled(end)}"
+        return self.named(f"text[suffix={quoted(end)}]", "/(?s:.*)/")
 
     @abstractmethod
     def literal(self, value: Any, end: str) -> str:
@@ -93,7 +92,7 @@ class ValueRules(ABC):
         return f"{quoted(key + self.key_end)} {value('')}"
 
     @abstractmethod
-    def object_of(self, members: Sequence[Member], end: str) -> str:
+    def object_of(self, members: Members, end: str) -> str:
         """An object."""
 
     def scalar(self, schema: Any, end: str) -> str:
@@ -108,37 +107,35 @@ class ValueRules(ABC):
             return self._referenced(reference, end, depth)
         if values := listed(schema):
             return self._one_of(self.literal(value, end) for value in values)
-        for key in ("anyOf", "oneOf"):
+        for key in ("anyOf", "oneOf", "allOf"):
             if schema.get(key) and isinstance(schema[key], list):
                 return self._one_of(self.value(one, end, depth + 1) for one in schema[key])
         types = schema.get("type") or _guessed_types(schema)
         names = types if isinstance(types, list) else [types]
         return self._one_of(self._typed(name, schema, end, depth) for name in names)
 
-    def members(self, schema: Mapping[str, Any], depth: int = 0) -> list[Member]:
+    def members(self, schema: Mapping[str, Any], depth: int = 0) -> Members:
         """The listed properties of an object, in their order."""
         self._check(schema)
         properties, required = schema.get("properties"), schema.get("required")
-        return [
-            Member(
-                self.member(key, partial(self.value, value, depth=depth + 1)),
-                isinstance(required, list) and key in required,
-            )
+        required = required if isinstance(required, list) else ()
+        return {
+            self.member(key, partial(self.value, value, depth=depth + 1)): key in required
             for key, value in (properties if isinstance(properties, Mapping) else {}).items()
-        ]
+        }
 
-    def joined(self, members: Sequence[Member]) -> str:
-        """Members in order, each optional unless required, with separators between."""
-        number = self._number()
+    def joined(self, properties: Members) -> str:
+        """Properties in order, each optional unless required, with separators between."""
+        number, members = self._number(), list(properties.items())
         between = quoted(self.separator) * bool(self.separator)
         self.lines.append(f'tail_{number}_{len(members)}: ""')
         for at in range(len(members) - 1, 0, -1):
             text, is_required = members[at]
             one = f"{between} {text}" if is_required else f"({between} {text})?"
             self.lines.append(f"tail_{number}_{at}: {one} tail_{number}_{at + 1}")
-        first = next((at for at, one in enumerate(members) if one.is_required), None)
+        first = next((at for at, (_, is_required) in enumerate(members) if is_required), None)
         choices = [
-            f"{members[at].text} tail_{number}_{at + 1}"
+            f"{members[at][0]} tail_{number}_{at + 1}"
             for at in range(len(members) if first is None else first + 1)
         ]
         self.lines.append(f"members_{number}: {' | '.join(choices) or quoted('')}")
@@ -199,12 +196,10 @@ class ValueRules(ABC):
 
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-_DEMANDED = frozenset((
+_ALLOWED = frozenset((
     "type", "properties", "required", "items", "enum", "const", "anyOf", "oneOf", "$ref",
     "minItems", "maxItems", "additionalProperties", *_BOUNDS,
-))  # fmt: skip
-# annotations
-_NOTES = frozenset((
+    # annotations
     "$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default",
     "examples", "deprecated", "readOnly", "writeOnly",
 ))  # fmt: skip

@@ -43,7 +43,7 @@ def accepts(constraint, text):
 
 def rules(tools=None, *, is_parallel=True, names=None):
     known = Tools(TOOLS if tools is None else tools)
-    return CallRules(known, names or known.names, is_parallel, lambda _: None)
+    return CallRules(known, names or tuple(known), is_parallel, lambda _: None)
 
 
 def tools_of(parameters, name="f", **more):

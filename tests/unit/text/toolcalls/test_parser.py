@@ -14,7 +14,7 @@ from tests.templates.conversations import TOOLS
 
 from headstart.text.quirks import QUIRKS
 from headstart.text.thinking import Thinking
-from headstart.text.toolcalls.answer_format import AnswerFormat, AnswerParser
+from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.events import (
     AnswerMessage,
     CallArguments,
@@ -29,17 +29,17 @@ from headstart.text.toolcalls.formats import (
     NamedCall,
     TaggedArguments,
 )
-from headstart.text.toolcalls.reader import Tools
+from headstart.text.toolcalls.reader import AnswerReader, Tools
 
 THINK = Thinking("<think>\n", "\n</think>\n\n")
 HERMES = MarkedCalls(
     "json", JsonCall(), call_start="<tool_call>\n", call_end="\n</tool_call>", separator="\n"
 )
 LIST = MarkedCalls("json", JsonCall(id_key="id", is_id_last=True), "[CALLS][", "]", separator=", ")
-NAMED = MarkedCalls("named-json", NamedCall(), call_start="<f=", call_end="</f>")
+NAMED = MarkedCalls("named-json", NamedCall("{name}"), call_start="<f=", call_end="</f>")
 TAGGED = MarkedCalls(
     "tagged",
-    NamedCall(TaggedArguments("<p=", ">\n", "\n</p>\n"), name_end=">\n"),
+    NamedCall("{name}>\n", TaggedArguments("<p=", ">\n", "\n</p>\n")),
     call_start="<call><f=",
     call_end="</f></call>",
     separator="\n",
@@ -61,7 +61,7 @@ WORDS = [
 
 def read(answer_format, pieces, start="answer", *, tools=TOOLS, **options):
     """The message of an answer that comes in these pieces."""
-    parser = AnswerParser(answer_format, Tools(tools), start, **options)
+    parser = AnswerReader(answer_format.read, Tools(tools), start, **options)
     message = AnswerMessage()
     for piece in pieces:
         message.add(parser.feed(piece))
@@ -98,7 +98,7 @@ def test_text_without_calls_and_thoughts_is_the_content_as_it_is(words):
 
 
 def test_the_name_comes_first_and_the_arguments_in_pieces():
-    parser = AnswerParser(AnswerFormat(calls=HERMES), Tools(TOOLS))
+    parser = AnswerReader(AnswerFormat(calls=HERMES).read, Tools(TOOLS))
     text = call_text()
     events = [event for char in text for event in parser.feed(char)]
     assert events[0] == CallBegin(0, "get_weather", "")
@@ -108,7 +108,7 @@ def test_the_name_comes_first_and_the_arguments_in_pieces():
 
 
 def test_content_is_not_held_back_longer_than_it_may_be_a_marker():
-    parser = AnswerParser(AnswerFormat(calls=HERMES), Tools(TOOLS))
+    parser = AnswerReader(AnswerFormat(calls=HERMES).read, Tools(TOOLS))
     assert parser.feed("a <") == [Content("a ")]
     assert parser.feed("b") == [Content("<b")]
     assert parser.feed("<tool_ca") == []
@@ -295,7 +295,7 @@ def test_deep_nesting_raises_nothing():
 )
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_text_that_begins_calls_over_and_over_is_read_in_linear_time(name, begun):
-    parser = AnswerParser(FORMATS[name], Tools(TOOLS))
+    parser = AnswerReader(FORMATS[name].read, Tools(TOOLS))
     steps = 0
 
     def count(*_):
@@ -312,7 +312,7 @@ def test_a_text_that_begins_calls_over_and_over_is_read_in_linear_time(name, beg
 
 
 def test_thoughts_are_events_of_their_own():
-    parser = AnswerParser(AnswerFormat(thinking=THINK), Tools())
+    parser = AnswerReader(AnswerFormat(thinking=THINK).read, Tools())
     assert parser.feed("<think>\nA") == [Thoughts("A")]
     assert parser.feed("\n</think>") == [Thoughts("\n")]
     assert parser.feed("\n\nB") == [Content("B")]
@@ -329,3 +329,27 @@ def test_a_long_answer_is_not_copied_with_each_piece(piece):
         return process_time() - started
 
     assert seconds(100_000) < 20 * min(seconds(20_000) for _ in range(3))
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        '<tool_call>{"name": "send", "arguments": {"text": "',
+        '[CALLS][{"name": "send", "id": 1}, {"name": "send", "arguments": {"x": "',
+        "<call><f=send>\n<p=text>\n",
+        '<|tool_call>call:send{text:<|"|>',
+        '<|channel|>commentary to=functions.send<|message|>{"text": "',
+        '>>>send\n{"text": "',
+        ' to=x<|message|><atem:function_calls>\n<atem:invoke name="send">\n'
+        '<atem:parameter name="text">',
+    ],
+)
+def test_what_was_read_of_a_call_is_not_kept(begun):
+    """Else it would be copied with each further piece."""
+    readers = [AnswerReader(one.read, Tools(TOOLS)) for one in FORMATS.values()]
+    ours = [one for one in readers if any(isinstance(e, CallBegin) for e in one.feed(begun))]
+    assert ours
+    for reader in ours:
+        for _ in range(3000):
+            reader.feed("word ")
+        assert len(reader.text) < 5000

@@ -8,41 +8,37 @@ from __future__ import annotations
 from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.formats import MarkedCalls, NamedCall
 from headstart.text.toolcalls.json_text import read_value
-from headstart.text.toolcalls.reader import Reading, TextReader
+from headstart.text.toolcalls.reader import AnswerReader, Reading
 
 _MARK = ">>>"
 
 
-def _read(reader: TextReader) -> Reading[None]:
+def _read(reader: AnswerReader) -> Reading[None]:
     """Parse part after part, each with a recipient."""
-    is_content = reader.start == "content"
-    while True:
-        if not is_content:
-            yield from _read_part(reader)
-        found = yield from reader.until((_MARK,), reader.content)
-        is_content = False
-        if found is None:
-            return
+    mark: str | None = ""  # before the recipient
+    if reader.start == "content":
+        mark = yield from reader.until((_MARK,), reader.content)
+    while mark is not None:
+        name = yield from reader.attempt(_read_recipient(reader))
+        if not name:
+            reader.content(mark)
+        elif name != "all":
+            reader.begin_call(name)
+            if not (yield from read_value(reader, reader.arguments)):
+                yield from reader.until((), reader.arguments)
+            yield from reader.skip_space()
+        mark = yield from reader.until((_MARK,), reader.content)
 
 
-def _read_part(reader: TextReader) -> Reading[None]:
-    """Parse a recipient, and the arguments if it is a tool."""
-    place = reader.mark()
+def _read_recipient(reader: AnswerReader) -> Reading[str]:
+    """A tool before arguments, or `all`; "" if it is neither."""
     name = yield from reader.run(lambda char: char.isalnum() or char in "_-.")
     is_named = yield from reader.takes("\n")
-    is_call = is_named and name in reader.tools
-    if is_call:
-        is_call = yield from reader.sees("{")
-    reader.release(None if is_call or (is_named and name == "all") else place)
-    if is_call:
-        reader.begin_call(name)
-        if not (yield from read_value(reader, reader.arguments)):
-            yield from reader.until((), reader.arguments)
-        yield from reader.skip_space()
-    elif reader.at == place and place and reader.text[: reader.at].endswith(_MARK):
-        reader.content(_MARK)
+    if is_named and name in reader.tools:
+        return name if (yield from reader.sees("{")) else ""
+    return name if is_named and name == "all" else ""
 
 
 FORMAT = AnswerFormat(
-    calls=MarkedCalls("functionary", NamedCall(name_end="\n"), separator=_MARK), own=_read
+    calls=MarkedCalls("functionary", NamedCall("{name}\n"), separator=_MARK), own=_read
 )

@@ -11,13 +11,13 @@ from typing import Any
 from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.formats import MarkedCalls, OwnCall
 from headstart.text.toolcalls.json_text import dump, python_value
-from headstart.text.toolcalls.reader import Reading, TextReader
-from headstart.text.toolcalls.value_rules import Member, ValueRules, quoted
+from headstart.text.toolcalls.reader import AnswerReader, Reading
+from headstart.text.toolcalls.value_rules import Members, ValueRules, quoted
 
 _QUOTE = '<|"|>'
 
 
-def _read_call(reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
+def _read_call(reader: AnswerReader, ends: Sequence[str]) -> Reading[bool]:
     """Parse a name and an object, which is emitted as JSON while it arrives."""
     name = yield from reader.run(lambda char: char.isalnum() or char in "_.-:")
     if name not in reader.tools or not (yield from reader.sees("{")):
@@ -34,11 +34,7 @@ class _GemmaValues(ValueRules):
         return f"{quoted(name)} {self.value(self.root)}"
 
     def text(self, end: str) -> str:
-        quote = self.spelled(_QUOTE)
-        if quote != quoted(_QUOTE):  # a special token, which text never matches
-            return f"{quote} /(?s:.*)/ {quote}"
-        rest = self.named(f"text[suffix={quote}]", "/(?s:.*)/")
-        return f"{quote} {rest}"
+        return f"{self.spelled(_QUOTE)} {super().text(_QUOTE)}"
 
     def literal(self, value: Any, end: str) -> str:
         if not isinstance(value, str):
@@ -46,19 +42,20 @@ class _GemmaValues(ValueRules):
         quote = self.spelled(_QUOTE)
         return f"{quote} {quoted(value)} {quote}"
 
-    def object_of(self, members: Sequence[Member], end: str) -> str:
-        ordered = sorted(members, key=lambda one: one.text.casefold())
-        return f'"{{" {self.joined(ordered)} "}}"'
+    def object_of(self, members: Members, end: str) -> str:
+        ordered = sorted(members.items(), key=lambda one: one[0].casefold())
+        return f'"{{" {self.joined(dict(ordered))} "}}"'
 
 
-def _read_object(reader: TextReader) -> Reading[None]:
+def _read_object(reader: AnswerReader) -> Reading[None]:
     """Emit an object as JSON, without recursion."""
     open_brackets: list[str] = []
     while True:
         yield from reader.skip_space()
         if open_brackets and open_brackets[-1] == "}":
             yield from _read_key(reader)
-        opening = yield from reader.takes_one((_QUOTE, "{", "["))
+        opening = yield from reader.sees(_QUOTE, "{", "[")
+        reader.at += len(opening or "")
         if opening == _QUOTE:
             reader.arguments('"')
             yield from reader.until((_QUOTE,), lambda text: reader.arguments(dump(text)[1:-1]))
@@ -76,18 +73,17 @@ def _read_object(reader: TextReader) -> Reading[None]:
             return
 
 
-def _read_key(reader: TextReader) -> Reading[None]:
-    key: list[str] = []
+def _read_key(reader: AnswerReader) -> Reading[None]:
     if not (yield from reader.takes(_QUOTE)):
-        yield from reader.until((":",), key.append)
+        key = yield from reader.before(":")
     else:
-        yield from reader.until((_QUOTE,), key.append)
+        key = yield from reader.before(_QUOTE)
         yield from reader.takes(":")
-    reader.arguments(dump("".join(key).strip()) + ":")
+    reader.arguments(dump((key or "").strip()) + ":")
     yield from reader.skip_space()
 
 
-def _go_on(reader: TextReader, open_brackets: list[str]) -> Reading[bool]:
+def _go_on(reader: AnswerReader, open_brackets: list[str]) -> Reading[bool]:
     """Emit closing brackets; returns whether another value follows."""
     while open_brackets:
         yield from reader.skip_space()
@@ -108,6 +104,6 @@ FORMAT = AnswerFormat(
         call_start="<|tool_call>call:",
         call_end="<tool_call|>",
     ),
-    seen_markers=(_QUOTE, "<|channel>", "<channel|>"),
+    seen_markers=(_QUOTE,),
     dropped=("<|tool_response>",),
 )

@@ -9,43 +9,39 @@ Source: https://developers.openai.com/cookbook/articles/openai-harmony
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 
 from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.formats import MarkedCalls, NamedCall
-from headstart.text.toolcalls.reader import Reading, TextReader
+from headstart.text.toolcalls.reader import AnswerReader, Reading
 
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _HEADS = ("<|start|>assistant", "<|channel|>")
 
 
-def _read(reader: TextReader) -> Reading[None]:
+def _read(reader: AnswerReader) -> Reading[None]:
     """Parse message after message, each with a header."""
     if reader.start != "answer":
-        header = "analysis" if reader.start == "thoughts" else "final"
-        yield from _read_body(reader, header)
+        yield from _read_body(reader, "analysis" if reader.start == "thoughts" else "final")
     while (yield from reader.peek(1)):
-        if not (yield from _is_header(reader)):
-            found = yield from reader.until((*_ENDS, *_HEADS), reader.content)
-            reader.at -= len(found) if found in _HEADS else 0
+        if not (yield from reader.sees(*_HEADS, " to=")):
+            yield from _read_up_to(reader, _HEADS, reader.content)
             continue
-        place = reader.mark()
-        header_text: list[str] = []
-        found = yield from reader.until(("<|message|>",), header_text.append)
-        reader.release(place if found is None else None)
-        if found is None:  # a header without a message is text
-            yield from reader.until((), reader.content)
+        header = yield from reader.attempt(reader.before("<|message|>"))
+        if not header:  # without a message it is text
             return
-        yield from _read_body(reader, "".join(header_text))
+        yield from _read_body(reader, header)
 
 
-def _is_header(reader: TextReader) -> Reading[bool]:
-    for head in (*_HEADS, " to="):
-        if (yield from reader.sees(head)):
-            return True
-    return False
+def _read_up_to(
+    reader: AnswerReader, heads: Sequence[str], emit: Callable[[str], object]
+) -> Reading[None]:
+    """Emit the text up to a head, or to an end, which is skipped."""
+    found = yield from reader.up_to((*_ENDS, *heads), emit)
+    reader.at += len(found) if found in _ENDS else 0
 
 
-def _read_body(reader: TextReader, header: str) -> Reading[None]:
+def _read_body(reader: AnswerReader, header: str) -> Reading[None]:
     match = re.search(r"to=functions\.([\w.-]+)", header)
     if match and match[1] in reader.tools:
         reader.begin_call(match[1])
@@ -54,19 +50,17 @@ def _read_body(reader: TextReader, header: str) -> Reading[None]:
         sink = reader.thoughts
     else:
         sink = reader.content
-    found = yield from reader.until((*_ENDS, _HEADS[0]), sink)
-    reader.at -= len(found) if found == _HEADS[0] else 0
+    yield from _read_up_to(reader, _HEADS[:1], sink)
 
 
 FORMAT = AnswerFormat(
     calls=MarkedCalls(
         "harmony",
-        NamedCall(name_end=" <|constrain|>json<|message|>"),
+        NamedCall("{name} <|constrain|>json<|message|>"),
         call_start="<|channel|>commentary to=functions.",
         call_end="<|call|>",
         is_parallel=False,
     ),
     after_thoughts="<|start|>assistant",
-    seen_markers=("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"),
     own=_read,
 )

@@ -12,6 +12,7 @@ FORMAT = AnswerFormat(
     calls=MarkedCalls(
         "kimi-k3",
         NamedCall(
+            '{name}" index="{number}"<|sep|>',
             TaggedArguments(
                 key_start='<|open|>argument key="',
                 key_end='" type="',
@@ -19,8 +20,6 @@ FORMAT = AnswerFormat(
                 attribute_end='"<|sep|>',
                 text_attribute="string",
             ),
-            name_end='" index="',
-            number_end='"<|sep|>',
         ),
         section_start="<|open|>tools<|sep|>",
         section_end="<|close|>tools<|sep|>",
@@ -30,5 +29,4 @@ FORMAT = AnswerFormat(
     content_start="<|open|>response<|sep|>",
     content_end="<|close|>response<|sep|>",
     dropped=("<|close|>message<|sep|>", "<|end_of_msg|>"),
-    seen_markers=("<|open|>", "<|close|>", "<|sep|>"),
 )

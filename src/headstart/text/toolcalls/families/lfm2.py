@@ -11,13 +11,13 @@ from typing import Any
 from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.formats import MarkedCalls, OwnCall
 from headstart.text.toolcalls.json_text import dump, python_value, read_rest
-from headstart.text.toolcalls.reader import Reading, TextReader
-from headstart.text.toolcalls.value_rules import Member, ValueRules, as_json, quoted
+from headstart.text.toolcalls.reader import AnswerReader, Reading
+from headstart.text.toolcalls.value_rules import Members, ValueRules, as_json, quoted
 
 _OPEN, _CLOSE = "([{", ")]}"
 
 
-def _read_call(reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
+def _read_call(reader: AnswerReader, ends: Sequence[str]) -> Reading[bool]:
     """Parse a name and keyword arguments, each of which is emitted once complete."""
     name = yield from reader.run(lambda char: char.isalnum() or char in "_.-")
     if name not in reader.tools or not (yield from reader.takes("(")):
@@ -61,21 +61,19 @@ class _PythonValues(ValueRules):
         is_object = isinstance(schema, Mapping) and schema.get("type") == "object"
         return as_json(schema, self.root) if is_object else super().value(schema, end, depth)
 
-    def object_of(self, members: Sequence[Member], end: str) -> str:
+    def object_of(self, members: Members, end: str) -> str:
         return as_json({"type": "object"}, self.root)
 
 
-def _source_of_value(reader: TextReader) -> Reading[str]:
+def _source_of_value(reader: AnswerReader) -> Reading[str]:
     """The text up to the comma or parenthesis that ends the value."""
     text: list[str] = []
     depth = 0
     while True:
-        found = yield from reader.until(("'", '"', ",", *_OPEN, *_CLOSE), text.append)
-        if found is None:
+        found = yield from reader.up_to(("'", '"', ",", *_OPEN, *_CLOSE), text.append)
+        if found is None or (depth == 0 and found in ("," + _CLOSE)):
             break
-        if (found in _CLOSE and depth == 0) or (found == "," and depth == 0):
-            reader.at -= 1
-            break
+        reader.at += 1
         text.append(found)
         depth += (found in _OPEN) - (found in _CLOSE)
         if found in "'\"":

@@ -13,11 +13,11 @@ from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.argument_types import TEXT, parts_of, property_of, types_of
 from headstart.text.toolcalls.formats import MarkedCalls, OwnCall
 from headstart.text.toolcalls.json_text import dump, spelled_value
-from headstart.text.toolcalls.reader import Reading, TextReader
+from headstart.text.toolcalls.reader import AnswerReader, Reading
 from headstart.text.toolcalls.value_rules import (
     MAX_DEPTH,
     Limits,
-    Member,
+    Members,
     ValueRules,
     quoted,
 )
@@ -26,7 +26,7 @@ _NS = "]<]minimax[>["
 _TAG = re.compile(r"\s*" + re.escape(_NS) + r"<(/?)([\w.-]+)>")
 
 
-def _read_call(reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
+def _read_call(reader: AnswerReader, ends: Sequence[str]) -> Reading[bool]:
     """Parse a name and one element for each argument, which is emitted when it is complete."""
     name = yield from reader.run(lambda char: char not in '"<>\n')
     if name not in reader.tools or not (yield from reader.takes('">')):
@@ -34,15 +34,7 @@ def _read_call(reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
     reader.begin_call(name)
     reader.arguments("{")
     before = ""
-    while True:
-        place = reader.mark()
-        yield from reader.skip_space()
-        is_there = yield from reader.takes(_NS + "<")
-        key = yield from reader.run(lambda char: char not in "<>/\n")
-        is_there = is_there and bool(key) and (yield from reader.takes(">"))
-        reader.release(None if is_there else place)
-        if not is_there:
-            break
+    while key := (yield from reader.behind_space(_read_tag(reader))):
         root = reader.tools.parameters(name)
         schema = property_of(root, key, root)
         text = yield from _element(reader, key, nests=types_of(schema, root) != TEXT)
@@ -52,6 +44,14 @@ def _read_call(reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
     return True
 
 
+def _read_tag(reader: AnswerReader) -> Reading[str]:
+    """The name of the element that begins here; "" if there is none."""
+    if not (yield from reader.takes(_NS + "<")):
+        return ""
+    key = yield from reader.run(lambda char: char not in "<>/\n")
+    return key if (yield from reader.takes(">")) else ""
+
+
 class _ElementValues(ValueRules):
     """Nested elements; only the schema tells an empty list or object from an empty string."""
 
@@ -59,11 +59,6 @@ class _ElementValues(ValueRules):
 
     def call(self, name: str) -> str:
         return f"{quoted(name + chr(34) + '>')} {self.joined(self.members(self.root))}"
-
-    def text(self, end: str) -> str:
-        if self.spelled(_NS) != quoted(_NS):  # a special token, which text never matches
-            return f"/(?s:.*)/ {self.spelled(end)}"
-        return self.named(f"text[suffix={quoted(end)}]", "/(?s:.*)/")
 
     def literal(self, value: Any, end: str) -> str:
         return f"{quoted(value if isinstance(value, str) else dump(value))} {self.spelled(end)}"
@@ -77,11 +72,11 @@ class _ElementValues(ValueRules):
     def member(self, key: str, value: Callable[[str], str]) -> str:
         return f"{self.spelled(_NS)} {quoted(f'<{key}>')} {value(f'{_NS}</{key}>')}"
 
-    def object_of(self, members: Sequence[Member], end: str) -> str:
+    def object_of(self, members: Members, end: str) -> str:
         return f"{self.joined(members)} {self.spelled(end)}"
 
 
-def _element(reader: TextReader, key: str, *, nests: bool) -> Reading[str]:
+def _element(reader: AnswerReader, key: str, *, nests: bool) -> Reading[str]:
     """The text up to the end of an element, which may have elements of its own name."""
     text: list[str] = []
     marks = (f"{_NS}</{key}>", f"{_NS}<{key}>")[: 1 + nests]
@@ -142,6 +137,5 @@ FORMAT = AnswerFormat(
         call_start=_NS + '<invoke name="',
         call_end=_NS + "</invoke>\n",
     ),
-    seen_markers=(_NS,),
     dropped=("</mm:think>",),
 )

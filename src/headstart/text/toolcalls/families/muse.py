@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from headstart.text.toolcalls.answer_format import AnswerFormat, read_calls
 from headstart.text.toolcalls.formats import MarkedCalls, NamedCall, TaggedArguments
-from headstart.text.toolcalls.reader import Reading, TextReader
+from headstart.text.toolcalls.reader import AnswerReader, Reading
 
 _ENDS = ("<|eom|>", "<|eot|>")
 _START = "<|start|>assistant"
 _CALLS = MarkedCalls(
     "muse",
-    NamedCall(
-        TaggedArguments('<atem:parameter name="', '">', "</atem:parameter>\n"), name_end='">\n'
-    ),
+    NamedCall('{name}">\n', TaggedArguments('<atem:parameter name="', '">', "</atem:parameter>\n")),
     section_start="<atem:function_calls>\n",
     section_end="</atem:function_calls>",
     call_start='<atem:invoke name="',
@@ -26,32 +24,28 @@ _CALLS = MarkedCalls(
 )
 
 
-def _read(reader: TextReader) -> Reading[None]:
+def _read(reader: AnswerReader) -> Reading[None]:
     """Parse message after message, each to a recipient."""
     recipient = {"thoughts": "self", "content": "user"}.get(reader.start)
     while True:
         if recipient is None:
-            recipient = yield from _read_recipient(reader)
+            recipient = yield from reader.attempt(_read_recipient(reader))
         is_thought = recipient == "self" and reader.splits_thoughts
         if (yield from _read_body(reader, is_thought=is_thought)):
             return
         recipient = None
 
 
-def _read_recipient(reader: TextReader) -> Reading[str]:
+def _read_recipient(reader: AnswerReader) -> Reading[str]:
     """The recipient of the next message; "" without a header."""
-    place = reader.mark()
     yield from reader.takes(_START)
-    if (yield from reader.takes(" to=")):
-        name = yield from reader.run(lambda char: char not in "<\n ")
-        if (yield from reader.takes("<|message|>")):
-            reader.release()
-            return name
-    reader.release(place)
-    return ""
+    if not (yield from reader.takes(" to=")):
+        return ""
+    name = yield from reader.run(lambda char: char not in "<\n ")
+    return name if (yield from reader.takes("<|message|>")) else ""
 
 
-def _read_body(reader: TextReader, *, is_thought: bool) -> Reading[bool]:
+def _read_body(reader: AnswerReader, *, is_thought: bool) -> Reading[bool]:
     """Parse up to the end of a message; returns whether the text ends there."""
     sink = reader.thoughts if is_thought else reader.content
     triggers = (_CALLS.trigger,) if reader.tools and not is_thought else ()
@@ -67,6 +61,5 @@ def _read_body(reader: TextReader, *, is_thought: bool) -> Reading[bool]:
 FORMAT = AnswerFormat(
     calls=_CALLS,
     after_thoughts=_START,
-    seen_markers=("<|message|>", "<|start|>", "<|eom|>"),
     own=_read,
 )
