@@ -98,7 +98,7 @@ def _replay(
     for is_warm in (False, True):
         state, left, at = compiled.begin(), text.encode(), 0
         while left:
-            token = (state.forced() or compiled.tokens.encode(left))[0]
+            token = (state.forced() or compiled.tokens(left))[0]
             for part, cost in _costs(state, sampler, rows[at % len(rows)], at, token).items():
                 if is_warm:
                     times.setdefault(part, []).append(cost)

@@ -35,7 +35,6 @@ CONSTRAINTS = (
         kind=ConstraintKind.JSON_SCHEMA,
         text=json.dumps(PERSON),
         thoughts=ThoughtMarks(b"", b"\n", is_open=True),
-        allows_space=True,
     ),
     Constraint(kind=ConstraintKind.LARK, text='start: "It is " NUM " o\'clock."\nNUM: /1?[0-9]/'),
     Constraint(kind=ConstraintKind.REGEX, text="[0-9]{3};", triggers=(b" the",)),

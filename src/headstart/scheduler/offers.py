@@ -20,7 +20,7 @@ from headstart.structures.prefix import common_prefix_length
 from headstart.types import Draft, DraftMode
 
 if TYPE_CHECKING:
-    from headstart.sampling.grammar.state import GrammarState, Lookahead
+    from headstart.sampling.grammar.state import GrammarState
 
 ILLEGAL = "illegal under the constraint"
 GRAMMAR = "grammar"  # the name under which forced tokens are drafted
@@ -142,7 +142,7 @@ def splice(
         return _parts(ahead, draft, max_tokens)
 
 
-def _parts(ahead: Lookahead, draft: Draft, max_tokens: int) -> tuple[Draft, ...]:
+def _parts(ahead: GrammarState, draft: Draft, max_tokens: int) -> tuple[Draft, ...]:
     parts: list[Draft] = []
     at, end = 0, len(draft.tokens)  # draft.tokens[0 : at] are used, those from `end` on are wrong
     while max_tokens:

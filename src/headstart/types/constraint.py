@@ -68,10 +68,15 @@ class Constraint:
     text: str = ""
     triggers: tuple[bytes, ...] = ()
     includes_trigger: bool = False  # the constrained text includes the trigger
-    allows_space: bool = False  # up to four white-space characters may precede it
     before: str = ""  # rules in Lark; its rule `before` may precede the constrained text
     thoughts: ThoughtMarks | None = None  # in which text is unconstrained
     read: tuple[int, ...] = ()  # tokens of the constrained text that the answer already has
+
+    @property
+    def is_behind_thoughts(self) -> bool:
+        """Whether it applies from the end of the initial reasoning, which may be missing."""
+        marks = self.thoughts
+        return not self.triggers and marks is not None and bool(marks.is_open or marks.opening)
 
     def __post_init__(self) -> None:
         size = len((self.text + self.before).encode("utf-8", "replace"))

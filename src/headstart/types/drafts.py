@@ -109,8 +109,8 @@ class DraftLegality(Protocol):
     Once it cannot follow any further, nothing is legal.
     """
 
-    def legal_mask(self, token: int) -> NDArray[np.bool_] | None:
+    def legal_instead(self, token: int) -> NDArray[np.bool_] | None:
         """None if `token` may come next, else a mask of legal tokens, perhaps empty."""
 
-    def read(self, token: int) -> None:
-        """Append a token to the draft."""
+    def read_legal(self, tokens: Sequence[int]) -> int:
+        """Append tokens to the draft up to the first illegal one; returns how many are legal."""

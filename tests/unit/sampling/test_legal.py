@@ -16,7 +16,7 @@ from tests.unit.sampling.test_rule import LOGITS, NUM_DRAWS, SIZE, sampler, soft
 
 from headstart.sampling import SamplingParams
 from headstart.sampling.grammar.compiled import Compiled
-from headstart.sampling.grammar.triggers import GrammarTokens, Triggers
+from headstart.sampling.grammar.triggers import FreeText, GrammarTokens
 from headstart.sampling.noise import gumbel
 from headstart.sampling.sampler import Sampler
 from headstart.sampling.verify import emit
@@ -213,7 +213,7 @@ def test_before_a_trigger_only_tokens_that_are_likely_are_looked_at(
     """Not all that have the trigger in them, which may be most of the vocabulary."""
     grammar = constraint("regex", "[a-z]+", triggers=(b">",))
     made = Compiled(grammar, GrammarTokens.read(WideVocab()))
-    looks = noted(monkeypatch, Triggers, "follow")
+    looks = noted(monkeypatch, FreeText, "follow")
     sampler = Sampler(SamplingParams(temperature=0.0), FakeEngine(WideVocab.size), (EOS,))
     logits = np.zeros((1, WideVocab.size), np.float32)
     logits[0, 258:261] = 9.0

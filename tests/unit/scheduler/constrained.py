@@ -55,13 +55,11 @@ CONSTRAINTS = {
         kind=ConstraintKind.JSON_SCHEMA,
         text=json.dumps(PERSON),
         triggers=(b"a", b"{", b"!"),
-        allows_space=True,
     ),
     "thoughts before": Constraint(
         kind=ConstraintKind.JSON_SCHEMA,
         text=json.dumps(PERSON),
         thoughts=ThoughtMarks(b"s", b"e", is_open=False, opening=tuple(b"s")),
-        allows_space=True,
     ),
     "no trigger in thoughts": Constraint(
         kind=ConstraintKind.REGEX,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from llguidance import LLMatcher, LLParserLimits
 
 from headstart.sampling.grammar.source import grammar_text
@@ -25,33 +23,28 @@ LIMITS = LLParserLimits(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """Result of compiling a constraint in the sandbox."""
-
-    num_bytes: int = 0  # of memory
-    text: str = ""  # in llguidance's form, which takes seconds of the interpreter to find
-    error: str = ""  # why the constraint is refused
-
-
 class Compiled:
     """A compiled constraint; `begin` makes the state of one answer."""
 
     def __init__(
-        self, constraint: Constraint, tokens: GrammarTokens, trial: Trial | None = None
+        self, constraint: Constraint, tokens: GrammarTokens, text: str = "", num_bytes: int = 0
     ) -> None:
-        """Compile the constraint; without a trial, find `text` here.
+        """Compile the constraint.
+
+        Args:
+            text, num_bytes: llguidance's form, which takes seconds of the interpreter to find, and
+                its memory, both as found by a `Sandbox`; without them, `text` is found here.
 
         Raises:
             RequestError: it is malformed, too complex, or no text satisfies it.
         """
         self.constraint = constraint
         self.tokens = tokens
-        self.num_bytes = trial.num_bytes if trial else 0
-        self.text = "" if trial else grammar_text(constraint)
-        self._matcher = self._compile(trial.text if trial else self.text)
+        self.num_bytes = num_bytes
+        self.text = "" if text else grammar_text(constraint)
+        self._matcher = self._compile(text or self.text)
         # of forced text, which takes 3 microseconds per byte
-        if not trial and len(self._matcher.compute_ff_bytes()) > 4096:
+        if not text and len(self._matcher.compute_ff_bytes()) > 4096:
             self.text = grammar_text(constraint, forces=False)
             self._matcher = self._compile(self.text)
         for token in constraint.read:
@@ -67,7 +60,7 @@ class Compiled:
             self._check(ahead)
         begins = constraint.includes_trigger and not constraint.read
         for trigger in constraint.triggers if begins else ():
-            pieces = tokens.encode(trigger)
+            pieces = tokens(trigger)
             if self._matcher.validate_tokens(pieces) < len(pieces):
                 raise RequestError(
                     f"the trigger {trigger.decode('utf-8', 'replace')!r} cannot be the beginning "

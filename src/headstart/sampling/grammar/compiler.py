@@ -10,7 +10,7 @@ import contextlib
 from collections import OrderedDict
 from concurrent.futures import Future
 
-from headstart.sampling.grammar.compiled import Compiled, Trial
+from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.sandbox import Sandbox
 from headstart.sampling.grammar.triggers import GrammarTokens
 from headstart.structures.system import low_priority_threads
@@ -72,14 +72,13 @@ class GrammarCompiler:
     def _compile(self, constraint: Constraint) -> Compiled:
         assert self._tokens is not None
         tokens = self._tokens.result()
-        trial: Trial | None = None
-        if constraint.kind is not ConstraintKind.JSON_OBJECT:  # a fixed, small grammar
-            sandbox = self._take_sandbox(tokens)
-            try:
-                trial = sandbox.compile(constraint)
-            finally:
-                self._idle.append(sandbox)
-        return Compiled(constraint, tokens, trial)
+        if constraint.kind is ConstraintKind.JSON_OBJECT:  # a fixed, small grammar
+            return Compiled(constraint, tokens)
+        sandbox = self._take_sandbox(tokens)
+        try:
+            return Compiled(constraint, tokens, **sandbox.compile(constraint))
+        finally:
+            self._idle.append(sandbox)
 
     def _take_sandbox(self, tokens: GrammarTokens) -> Sandbox:
         with contextlib.suppress(IndexError):  # another worker took the last one

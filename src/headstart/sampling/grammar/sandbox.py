@@ -14,11 +14,10 @@ import pickle
 import subprocess
 import sys
 import weakref
-from dataclasses import asdict
 from functools import partial
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from headstart.sampling.grammar.compiled import Compiled, Trial
+from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.triggers import GrammarTokens
 from headstart.structures.system import peak_bytes, run_limited
 from headstart.text.vocabulary.table import VocabTable, spell
@@ -53,8 +52,8 @@ class Sandbox:
     def is_alive(self) -> bool:
         return self.close.alive and self._process.poll() is None
 
-    def compile(self, constraint: Constraint) -> Trial:
-        """Compile a constraint in a fork.
+    def compile(self, constraint: Constraint) -> dict[str, Any]:
+        """Compile a constraint in a fork; returns the further arguments of `Compiled`.
 
         Raises:
             RequestError: it cannot be compiled within the limits.
@@ -72,10 +71,10 @@ class Sandbox:
         if not line:
             self.close()
             raise CapacityError("the process that compiles constraints ended; try again later")
-        trial = Trial(**json.loads(line))
-        if trial.error:
-            raise RequestError(trial.error)
-        return trial
+        found: dict[str, Any] = json.loads(line)
+        if "error" in found:
+            raise RequestError(found["error"])
+        return found
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -95,11 +94,11 @@ def _serve(source: BinaryIO, sink: BinaryIO, seconds: float, num_bytes: int) -> 
             is_late = ended_by == "time"
             taken = f"longer than {seconds:g} s" if is_late else f"over {num_bytes >> 20} MiB"
             title = constraint.kind.title
-            _answer(sink, Trial(error=f"the {title} took {taken} to compile; make it simpler"))
+            _answer(sink, error=f"the {title} took {taken} to compile; make it simpler")
 
 
-def _answer(sink: BinaryIO, trial: Trial) -> None:
-    sink.write(json.dumps(asdict(trial)).encode() + b"\n")
+def _answer(sink: BinaryIO, **found: str | int) -> None:
+    sink.write(json.dumps(found).encode() + b"\n")
     sink.flush()
 
 
@@ -108,9 +107,9 @@ def _try(constraint: Constraint, tokens: GrammarTokens, sink: BinaryIO) -> None:
     try:
         compiled = Compiled(constraint, tokens)
     except RequestError as error:
-        _answer(sink, Trial(error=str(error)))
+        _answer(sink, error=str(error))
     else:
-        _answer(sink, Trial(peak_bytes() - before, compiled.text))
+        _answer(sink, text=compiled.text, num_bytes=peak_bytes() - before)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from headstart.sampling.grammar.forcing import lark_may_force_much, schema_may_force_much
+from headstart.sampling.grammar.triggers import THOUGHTS
 from headstart.types.constraint import Constraint, ConstraintKind
 from headstart.types.errors import RequestError
 
@@ -27,10 +29,8 @@ SCHEMA_OPTIONS: JsonCompileOptions = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
-OBJECT_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \t\r\n]{1,20}"}
 # llguidance would ignore these options, or could no longer roll back a token
 _UNUSABLE = re.compile(r"\[[^\[\]\"/]*\b(temperature|max_tokens|stop)\s*=")
-_SPACE = "SPACE: /[ \\t\\r\\n]{1,4}/"
 # llguidance computes all of the forced text at once, which could delay a step by seconds: within
 # the limits of a step, a literal of 128 bytes, a counted group or terminal, or a count of three
 # digits can be repeated about ten thousand times. Grammars that contain one are compiled without
@@ -62,14 +62,17 @@ def grammar_text(constraint: Constraint, *, forces: bool = True) -> str:
             f"the {constraint.kind.title} cannot be used: {_reason(error)}"
         ) from error
     is_lark = constraint.kind in (ConstraintKind.LARK, ConstraintKind.GBNF)
-    before = "before? " * bool(constraint.before) + "SPACE? " * constraint.allows_space
+    # behind reasoning, up to four white-space characters may come
+    before = f"({THOUGHTS} SPACE?)? " * constraint.is_behind_thoughts
+    before += "before? " * bool(constraint.before)
     options = ""
     if not forces or _MAY_FORCE_MUCH.search(constraint.text) or _is_multiplied(constraint, text):
         options = '%llguidance {"no_forcing": true}'
     if not before and not options:
         return text
     (grammar,) = [{"lark_grammar": text}] if is_lark else json.loads(text)["grammars"]
-    lines = [options, f"start: {before}@body", _SPACE * constraint.allows_space, constraint.before]
+    space = "SPACE: /[ \\t\\r\\n]{1,4}/" * constraint.is_behind_thoughts
+    lines = [options, f"start: {before}@body", space, constraint.before]
     whole = {"lark_grammar": "\n".join(filter(None, lines))}
     return json.dumps({"grammars": [whole, {**grammar, "name": "body"}]})
 
@@ -87,7 +90,8 @@ def _convert(constraint: Constraint) -> str:
     text = constraint.text
     match constraint.kind:
         case ConstraintKind.JSON_OBJECT:
-            return LLMatcher.grammar_from_json_schema('{"type":"object"}', OBJECT_OPTIONS)
+            options: JsonCompileOptions = {"whitespace_pattern": r"[ \t\r\n]{1,20}"}
+            return LLMatcher.grammar_from_json_schema('{"type":"object"}', options)
         case ConstraintKind.JSON_SCHEMA:
             LLMatcher.grammar_from_json_schema(text, SCHEMA_OPTIONS)  # well-formed, not too deep
             closed = json.dumps(close_objects(json.loads(text)))
@@ -100,11 +104,6 @@ def _convert(constraint: Constraint) -> str:
             return LLMatcher.grammar_from_lark(_gbnf_as_lark(text))
 
 
-_LITERALS = ("const", "enum", "default", "examples")  # not schemas
-# names to schemas: a property may be named like a keyword
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-
-
 def close_objects(schema: Any) -> Any:
     """Add `additionalProperties: false` to objects that list properties and leave this open.
 
@@ -112,7 +111,20 @@ def close_objects(schema: Any) -> Any:
     text satisfies the schema. Merged schemas are left alone: one might forbid a property of the
     other.
     """
-    return schema if any(_merges(part) for part in _parts(schema)) else _closed(schema)
+    schema = copy.deepcopy(schema)
+    parts = list(_parts(schema))
+    for part in parts if not any(map(_merges, parts)) else ():
+        names, required = part.get("properties"), part.get("required", [])
+        if (
+            isinstance(names, dict)
+            and isinstance(required, list)
+            and all(name in names for name in required)
+            and "minProperties" not in part
+            and "patternProperties" not in part
+            and part.get("type", "object") == "object"
+        ):
+            part.setdefault("additionalProperties", False)
+    return schema
 
 
 def _merges(part: dict[str, Any]) -> bool:
@@ -130,35 +142,13 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
         return
     yield schema
     for key, value in schema.items():
-        if key in _MAPS and isinstance(value, dict):
+        # names to schemas: a property may be named like a keyword
+        is_map = key in ("properties", "patternProperties", "$defs", "definitions")
+        if is_map and isinstance(value, dict):
             for one in value.values():
                 yield from _parts(one)
-        elif key not in _LITERALS:
+        elif key not in ("const", "enum", "default", "examples"):  # not schemas
             yield from _parts(value)
-
-
-def _closed(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_closed(value) for value in schema]
-    if not isinstance(schema, dict):
-        return schema
-    result: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _MAPS and isinstance(value, dict):
-            result[key] = {name: _closed(one) for name, one in value.items()}
-        else:
-            result[key] = value if key in _LITERALS else _closed(value)
-    names, required = schema.get("properties"), schema.get("required", [])
-    if (
-        isinstance(names, dict)
-        and isinstance(required, list)
-        and all(name in names for name in required)
-        and "minProperties" not in schema
-        and "patternProperties" not in schema
-        and schema.get("type", "object") == "object"
-    ):
-        result.setdefault("additionalProperties", False)
-    return result
 
 
 def _lark(text: str) -> str:

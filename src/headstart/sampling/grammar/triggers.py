@@ -1,4 +1,4 @@
-"""Finds where a constraint begins in a text: at or after the first trigger."""
+"""The tokens of a vocabulary for llguidance, and the search for where a constraint begins."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ from headstart.text.vocabulary.table import Encoder, VocabTable, read_table
 from headstart.types import Vocab
 from headstart.types.constraint import ThoughtMarks
 
+# a token behind the last one of the vocabulary, so never sampled: grammars read it for the
+# reasoning that precedes the constrained text
+THOUGHTS = "<headstart-thoughts>"
+
 
 class GrammarTokens:
-    """The tokens of one vocabulary, and its tokenizer. Thread-safe.
+    """The tokens of one vocabulary, and its tokenizer, as llguidance asks for it. Thread-safe.
 
     Grammars cannot match control tokens by text, only by id.
     """
@@ -22,17 +26,19 @@ class GrammarTokens:
     def __init__(self, table: VocabTable, encode: Callable[[bytes], Sequence[int]]) -> None:
         """`encode` returns tokens that stand for exactly these bytes."""
         self.table = table
-        self.size = table.size
+        self.size = self.thoughts_id = table.size
         self.eog_ids = table.eog_ids
         self._encode = encode
-        pieces = [
+        controls = {**table.controls, self.thoughts_id: THOUGHTS.encode()}
+        self.tokens = [
             # llguidance's prefix of special tokens, never matched by text
-            b"\xff" + table.controls[token] if token in table.controls else piece
-            for token, piece in enumerate(table.pieces)
+            b"\xff" + controls[token] if token in controls else piece
+            for token, piece in enumerate([*table.pieces, b""])
         ]
-        wrapped = TokenizerWrapper(_Tokenizer(pieces, encode, table))
+        self.bos_token_id = table.bos_id
         # without an end token, use an id outside the vocabulary
-        self.native = LLTokenizer(wrapped, eos_token=sorted(self.eog_ids) or None)
+        self.eos_token_id = self.size if table.eos_id is None else table.eos_id
+        self.native = LLTokenizer(TokenizerWrapper(self), eos_token=sorted(self.eog_ids) or None)
 
     @classmethod
     def read(cls, vocab: Vocab) -> GrammarTokens:
@@ -40,99 +46,47 @@ class GrammarTokens:
         table = read_table(vocab)
         return cls(table, Encoder(vocab, table).encode)
 
-    def encode(self, text: bytes) -> list[int]:
-        """Tokens that stand for exactly these bytes."""
-        return list(self._encode(text))
-
-    def spelling(self, token: int) -> bytes:
-        """A token's text, control tokens spelled out."""
-        return self.table.spelling(token)
-
-
-class _Tokenizer:
-    """The tokenizer interface of llguidance."""
-
-    def __init__(
-        self, pieces: list[bytes], encode: Callable[[bytes], Sequence[int]], table: VocabTable
-    ) -> None:
-        self.tokens = pieces
-        self.eos_token_id = table.eos_id if table.eos_id is not None else min(table.eog_ids)
-        self.bos_token_id = table.bos_id
-        self.special_token_ids: list[int] = []
-        self._encode = encode
-
     def __call__(self, text: bytes) -> list[int]:
+        """Tokens that stand for exactly these bytes."""
         return list(self._encode(text))
 
 
 class FreeText(NamedTuple):
-    """The state of text that is not constrained yet."""
+    """Text that is not constrained yet, searched for triggers and reasoning markers."""
 
-    tail: bytes = b""  # its end, if that may begin a trigger or a reasoning marker
-    is_thinking: bool = False  # inside reasoning, where triggers are ignored
+    triggers: tuple[bytes, ...]
+    includes_trigger: bool = False  # the constrained text begins with it
+    thoughts: ThoughtMarks | None = None  # inside reasoning, triggers are ignored
+    is_thinking: bool = False
+    tail: bytes = b""  # the end of the text, if that may begin a trigger or a marker
 
-
-class Triggers:
-    """Searches free text for triggers and reasoning markers."""
-
-    def __init__(
-        self,
-        triggers: tuple[bytes, ...],
-        thoughts: ThoughtMarks | None,
-        tokens: GrammarTokens,
-        *,
-        includes_trigger: bool = False,
-    ) -> None:
-        self._triggers = triggers
-        self._thoughts = thoughts
-        self._includes_trigger = includes_trigger
-        self._tokens = tokens
-        self._outside = (*triggers, *([thoughts.start] if thoughts and thoughts.start else ()))
-
-    def begin(self) -> FreeText:
-        """The state at the start of an answer."""
-        return FreeText(is_thinking=self._thoughts is not None and self._thoughts.is_open)
-
-    def follow(self, text: FreeText, token: int) -> tuple[bytes | None, FreeText]:
-        """The first bytes of the constrained text if this token completes a trigger, else None; and
-        the state after the token.
+    def follow(self, text: bytes) -> tuple[bytes | None, FreeText]:
+        """The first bytes of the constrained text if this text completes a trigger, else None; and
+        the state after it.
 
         The trigger that is completed first wins; of two that end together, the longer one. The end
         marker of reasoning may be a trigger or the start of one.
         """
-        left, is_thinking = text.tail + self._tokens.spelling(token), text.is_thinking
+        left, is_thinking = self.tail + text, self.is_thinking
+        start = self.thoughts.start if self.thoughts else b""
         while True:
             if is_thinking:
-                assert self._thoughts is not None
-                at = left.find(self._thoughts.end)
+                assert self.thoughts is not None
+                at = left.find(self.thoughts.end)
                 if at < 0:
-                    return None, FreeText(_begun(left, (self._thoughts.end,)), True)
+                    return None, self._begun(left, (self.thoughts.end,), is_thinking=True)
                 left = left[at:]
-            found = min(self._ends(left), default=None)
-            thoughts_at = self._begin_of_thoughts(left)
+            ends = ((left.find(one) + len(one), -len(one)) for one in self.triggers if one in left)
+            found = min(ends, default=None)
+            thoughts_at = left.find(start) + len(start) if start and start in left else None
             if thoughts_at is not None and (found is None or thoughts_at < found[0]):
                 left, is_thinking = left[thoughts_at:], True
                 continue
             if found is None:
-                return None, FreeText(_begun(left, self._outside))
+                return None, self._begun(left, (*self.triggers, start), is_thinking=False)
             end, length = found
-            return left[end + length if self._includes_trigger else end :], FreeText()
+            return left[end + length if self.includes_trigger else end :], self
 
-    def _ends(self, text: bytes) -> list[tuple[int, int]]:
-        """(end, -length) of each trigger in the text: the minimum wins."""
-        return [
-            (at + len(trigger), -len(trigger))
-            for trigger in self._triggers
-            if (at := text.find(trigger)) >= 0
-        ]
-
-    def _begin_of_thoughts(self, text: bytes) -> int | None:
-        """End of the first start marker of reasoning."""
-        if self._thoughts is None or not self._thoughts.start:
-            return None
-        at = text.find(self._thoughts.start)
-        return None if at < 0 else at + len(self._thoughts.start)
-
-
-def _begun(text: bytes, marks: Sequence[bytes]) -> bytes:
-    return text[len(text) - num_begun(text, marks) :]
+    def _begun(self, text: bytes, marks: Sequence[bytes], *, is_thinking: bool) -> FreeText:
+        tail = text[len(text) - num_begun(text, marks) :]
+        return self._replace(tail=tail, is_thinking=is_thinking)

@@ -58,19 +58,18 @@ class DraftBuilder:
 
     def extend(self, logits: NDArray[np.float32], min_confidence: float) -> int | None:
         """Pick the next draft-model token from its logits; None ends the draft."""
-        choice = self._choose(logits)
-        token, confidence = self._preferred(choice)
-        legality = self.request.legality
-        if legality is not None and (legal := legality.legal_mask(token)) is not None:
+        choice, legality = self._choose(logits), self.request.legality
+        token, _ = self._preferred(choice)
+        if legality is not None and (legal := legality.legal_instead(token)) is not None:
             logits = _legal_logits(logits, legal)
             if logits.max() == -np.inf:  # the text is complete, or the matcher failed
                 return None
             choice = self._choose(logits)
-            token, confidence = self._preferred(choice)
+        token, confidence = self._preferred(choice)
         if confidence < min_confidence:
             return None
         if legality is not None:
-            legality.read(token)
+            legality.read_legal((token,))
         self.tokens.append(token)
         self._confidence.append(confidence)
         self._choices.append(choice)

@@ -163,10 +163,6 @@ class TestTriggers:
         with pytest.raises(RequestError, match="<tool>"):
             begin("regex", "[0-9]+", triggers=(b"<tool>",), includes_trigger=True)
 
-    def test_space_may_come_between_where_it_is_allowed(self) -> None:
-        state = begin("json_schema", SCHEMA, triggers=(b"</think>",), allows_space=True)
-        read(state, b'x</think>\n\n{"name": "')
-
     @pytest.mark.parametrize(
         ("kind", "text", "value"),
         [
@@ -177,13 +173,19 @@ class TestTriggers:
             ("gbnf", 'root ::= "a" b\nb ::= "b"', b"ab"),
         ],
     )
-    def test_space_and_more_may_come_before_every_kind(
+    def test_headers_may_come_before_every_kind_and_space_only_behind_thoughts(
         self, kind: str, text: Any, value: bytes
     ) -> None:
         before = 'before: "final" B?\nB: "!"'
-        for first in (b"", b"\n\n", b"final", b"final!\n"):
-            read(begin(kind, text, before=before, allows_space=True), first + value)
-        read(begin(kind, text, before=before), b"final!" + value)
+        for marks in (None, THINK):
+            for first in (b"", b"final", b"final!"):
+                read(begin(kind, text, before=before, thoughts=marks), first + value)
+            assert not legal(begin(kind, text, before=before, thoughts=marks)) & set(b" \n")
+        for first in (b"", b"\n\n", b"\n\n \nfinal"):
+            opened = begin(kind, text, before=before, thoughts=OPEN)
+            thought = begin(kind, text, before=before, thoughts=THINK)
+            read(opened, b"x</think>" + first + value)
+            read(thought, b"<think>x</think>" + first + value)
 
     def test_of_two_triggers_the_one_that_is_complete_first_counts(self) -> None:
         state = begin("regex", "b>c", triggers=(b"<ab>", b"<a"))
@@ -233,8 +235,8 @@ class TestThoughts:
         assert legal(state) == set(b"0123456789")
 
     def test_an_answer_is_constrained_text_or_begins_with_thoughts(self) -> None:
-        state = begin("regex", "[0-9]+", thoughts=THINK, allows_space=True)
-        assert legal(state) == set(b"0123456789< \t\r\n")
+        state = begin("regex", "[0-9]+", thoughts=THINK)
+        assert legal(state) == set(b"0123456789<")
         assert state.forced() == []
         read(state, b"<")
         assert legal(state) == set(b"t")
@@ -257,7 +259,7 @@ class TestThoughts:
         read(state, b"x>1")
         assert state.is_over
         state = read(begin("regex", "<x>[0-9]", thoughts=marks), b"<a>free</a>")
-        assert bytes(state.forced()) == b"<x>"
+        assert legal(state) == set(b"< \t\r\n")
 
     def test_a_draft_is_followed_through_thoughts_that_it_begins(self) -> None:
         state = begin("regex", "[0-9]+", thoughts=THINK)
@@ -273,7 +275,7 @@ class TestThoughts:
         read(state, b"ink>x</think>12")
 
     def test_an_answer_that_begins_inside_thoughts_is_constrained_behind_them(self) -> None:
-        state = begin("regex", "[0-9]+", thoughts=OPEN, allows_space=True)
+        state = begin("regex", "[0-9]+", thoughts=OPEN)
         assert legal(state) == set(range(TOKENS.size)) - {EOS}
         read(state, b"hm</think>\n\n12")
 
