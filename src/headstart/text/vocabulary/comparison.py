@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
@@ -33,49 +32,23 @@ class TranslationMode(Enum):
     TEXT = "text"  # everything is translated by text
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Comparison:
-    """The result of `compare`. Maps hold -1 where a token has no partner."""
-
-    mode: TranslationMode
-    to_draft: NDArray[np.int32]  # (target size,)
-    to_target: NDArray[np.int32]  # (draft size,)
-
-    @property
-    def num_shared(self) -> int:
-        """Draft tokens with a partner in the target."""
-        return int(np.count_nonzero(self.to_target >= 0))
-
-    @property
-    def draft_share(self) -> float:
-        """Share of the draft's tokens that have a partner."""
-        return float(np.mean(self.to_target >= 0))
-
-    def describe(self) -> str:
-        """One line for the log."""
-        return (
-            f"{self.mode.value} vocabularies: {self.num_shared} of {len(self.to_target)} draft "
-            f"tokens ({self.draft_share:.1%}) are also among the target's {len(self.to_draft)}"
-        )
+Map = NDArray[np.int32]
+"""Partners of the tokens of a vocabulary; -1 for a token without one"""
 
 
-def compare(target: VocabTable, draft: VocabTable) -> Comparison:
-    """Compare two vocabularies and choose a mode. O(sizes)."""
+def compare(target: VocabTable, draft: VocabTable) -> tuple[TranslationMode, Map, Map]:
+    """Choose a mode; also returns the partners of the target's and of the draft's tokens."""
     if _is_identical(target, draft):
         common = min(target.size, draft.size)
         to_draft, to_target = np.full(target.size, -1, np.int32), np.full(draft.size, -1, np.int32)
         to_draft[:common] = to_target[:common] = np.arange(common)
-        return Comparison(TranslationMode.IDENTICAL, to_draft, to_target)
+        return TranslationMode.IDENTICAL, to_draft, to_target
     to_draft, to_target = _map(target, draft), _map(draft, target)
     # all of a small vocabulary may map into a much larger one, but not the reverse: both shares
     # count
     # below 90 % acceptance falls fast (vLLM #38174: 99.8 % overlap 61 % accepted, 79.8 % 25 %)
     is_shared = min(np.mean(to_draft >= 0), np.mean(to_target >= 0)) >= 0.9
-    return Comparison(
-        TranslationMode.SHARED if is_shared else TranslationMode.TEXT,
-        to_draft,
-        to_target,
-    )
+    return TranslationMode.SHARED if is_shared else TranslationMode.TEXT, to_draft, to_target
 
 
 def _is_identical(target: VocabTable, draft: VocabTable) -> bool:
@@ -91,7 +64,7 @@ def _is_identical(target: VocabTable, draft: VocabTable) -> bool:
     return inside[0] == inside[1]
 
 
-def _map(source: VocabTable, other: VocabTable) -> NDArray[np.int32]:
+def _map(source: VocabTable, other: VocabTable) -> Map:
     ids = other.ids
     mapped = np.fromiter((ids.get(piece, -1) for piece in source.pieces), np.int32, source.size)
     for token, partner in pair_controls(source, other).items():

@@ -32,7 +32,7 @@ class Snapshot:
 
 
 class Retokenizer:
-    """Tokens of a growing byte stream, with control tokens in between."""
+    """Tokens of a growing byte stream, with given ones in between."""
 
     # tokens[0 : _start]               final; bytes 0 .. _base of the stream
     # tokens[_start : len(tokens)]     of _window, may change
@@ -70,8 +70,8 @@ class Retokenizer:
         self._rewrite(text[:complete])
         self._advance()
 
-    def append_controls(self, tokens: Sequence[int]) -> None:
-        """Append control tokens; everything before is final, even an incomplete character."""
+    def append_tokens(self, tokens: Sequence[int]) -> None:
+        """Append tokens as they are; everything before is final, even an incomplete character."""
         if self.partial:
             text, self.partial = self._window + self.partial, b""
             self._rewrite(text)

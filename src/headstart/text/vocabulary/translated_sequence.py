@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 import re
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
 from headstart.structures.prefix import common_prefix_length
+from headstart.text.vocabulary.comparison import TranslationMode
 from headstart.text.vocabulary.draft_tokenizer import (
     DraftBuilder,
     DraftTokenizer,
@@ -33,12 +34,12 @@ _CONTROLS = re.compile("([\U00010000-\U0010ffff]+)")
 _CHUNK = 1024  # target tokens between two snapshots of a long prompt
 
 
-class TranslatedSequence(DraftTokenizer, ABC):
+class TranslatedSequence(DraftTokenizer):
     """The draft model has another vocabulary: the target's history in draft tokens.
 
     target_tokens   the history
     draft_history   what the draft model's cache should hold before it drafts; live, do not keep it
-    num_stable      leading tokens of it that the last call did not change
+    num_stable      leading tokens of it that the last `to_draft_tokens` did not change
     pending         bytes of the history that a draft must begin with, see `allowed`
     healed          the draft token that was removed
     can_draft       False while the history ends inside a marker to be replaced
@@ -51,35 +52,25 @@ class TranslatedSequence(DraftTokenizer, ABC):
         super().__init__(preference)
         self.translator = translator
         self.target_tokens: list[int] = []
-        self.draft_history: list[int] = []
+        self._target = translator.target
+        # ids are mapped, and tokens without a partner spelled one by one
+        self._is_mapped = translator.mode is TranslationMode.SHARED
+        # (number of target tokens, draft tokens, pending symbols) after each chunk
+        self._snapshots: list[tuple[int, Snapshot, str]] = []
+        self._restart()
 
     @property
     def num_final(self) -> int:
         """Leading draft tokens that can no longer change."""
-        return len(self.draft_history)
-
-    @abstractmethod
-    def extend(self, tokens: Sequence[int]) -> None:
-        """The target's history grew by these tokens. O(new tokens)."""
-
-    @abstractmethod
-    def translate(self, draft_tokens: Sequence[int]) -> list[int]:
-        """Target tokens of a draft that follows `draft_history`."""
-
-    @abstractmethod
-    def truncate(self, length: int) -> None:
-        """Keep the first `length` target tokens."""
+        return min(self._stream.num_final, len(self.draft_history))
 
     def to_draft_tokens(self, tokens: Sequence[int], known: int) -> Sequence[int]:
-        had, num_stable = self.target_tokens, len(self.draft_history)
+        had, self.num_stable = self.target_tokens, len(self.draft_history)
         shared = common_prefix_length(had, tokens, min(known, len(had), len(tokens)))
         if shared < len(had):
             self.truncate(shared)
-            num_stable = min(num_stable, self.num_stable)
         if shared < len(tokens):
             self.extend(tokens[shared:])
-            num_stable = min(num_stable, self.num_stable)
-        self.num_stable = num_stable
         return self.draft_history
 
     def to_target_tokens(self, read: Sequence[int]) -> Sequence[int]:
@@ -98,58 +89,8 @@ class TranslatedSequence(DraftTokenizer, ABC):
         expected = math.ceil(num_target_tokens * max(0.5, min(4.0, ratio)))
         return expected + 1 + (self.healed is not None)
 
-
-class SharedSequence(TranslatedSequence):
-    """Ids are mapped; a token without a partner is spelled with the other side's tokens."""
-
-    def __init__(self, translator: VocabularyTranslator, preference: Preference) -> None:
-        super().__init__(translator, preference)
-        draft = translator.draft
-        if draft.add_bos and draft.bos_id is not None:
-            self.draft_history.append(draft.bos_id)
-        self._num_bos = len(self.draft_history)
-        self._ends: list[int] = []  # length of the draft history after each target token
-
     def extend(self, tokens: Sequence[int]) -> None:
-        self.num_stable = len(self.draft_history)
-        for token in tokens:
-            if self.target_tokens or token != self.translator.target.bos_id:
-                self.draft_history += self.translator.spell_for_draft(token)
-            self.target_tokens.append(token)
-            self._ends.append(len(self.draft_history))
-
-    def translate(self, draft_tokens: Sequence[int]) -> list[int]:
-        tokens: list[int] = []
-        for token in draft_tokens:
-            spelled = self.translator.spell_for_target(token)
-            if not spelled:
-                break
-            tokens += spelled
-        return tokens
-
-    def truncate(self, length: int) -> None:
-        if length < len(self.target_tokens):
-            num_kept = self._ends[length - 1] if length > 0 else self._num_bos
-            del self.target_tokens[length:], self._ends[length:], self.draft_history[num_kept:]
-        self.num_stable = len(self.draft_history)
-
-
-class TextSequence(TranslatedSequence):
-    """Tokens are translated by their text."""
-
-    def __init__(self, translator: VocabularyTranslator, preference: Preference) -> None:
-        super().__init__(translator, preference)
-        self._target = translator.target
-        # (number of target tokens, draft tokens, pending symbols) after each chunk
-        self._snapshots: list[tuple[int, Snapshot, str]] = []
-        self._restart()
-
-    @property
-    def num_final(self) -> int:
-        return min(self._stream.num_final, len(self.draft_history))
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        num_stable = len(self.draft_history)
+        """The target's history grew by these tokens. O(new tokens)."""
         for start in range(0, len(tokens), _CHUNK):
             chunk = tokens[start : start + _CHUNK]
             # the draft model has its own bos token or none
@@ -158,43 +99,40 @@ class TextSequence(TranslatedSequence):
             if appended := chunk[1:] if is_bos else chunk:
                 self._begin_change()
                 self._append(appended)
-                num_stable = min(num_stable, self._end_change(appended[-1]))
+                self._end_change()
             self._snapshots.append((len(self.target_tokens), self._stream.snapshot(), self._held))
-        self.num_stable = num_stable
 
     def translate(self, draft_tokens: Sequence[int]) -> list[int]:
+        """Target tokens of a draft that follows `draft_history`."""
+        if self._is_mapped:
+            spelled = map(self.translator.spell_for_target, draft_tokens)
+            return list(chain.from_iterable(takewhile(bool, spelled)))
         if not self.can_draft:
             return []
         return self.translator.continue_target(self.target_tokens, self.pending, draft_tokens)
 
     def truncate(self, length: int) -> None:
-        num_stable = len(self.draft_history)
-        if length < len(self.target_tokens):
-            del self._snapshots[bisect_right(self._snapshots, length, key=lambda one: one[0]) :]
-            num_kept = 0
-            if not self._snapshots:
-                self._restart()
-                num_stable = 0
-            else:
-                num_kept, snapshot, held = self._snapshots[-1]
-                self._begin_change()
-                self._stream.restore(snapshot)
-                self._held = held
-                num_stable = min(num_stable, self._end_change(self.target_tokens[num_kept - 1]))
-            kept = self.target_tokens[num_kept:length]
-            del self.target_tokens[num_kept:]
-            self.extend(kept)
-            num_stable = min(num_stable, self.num_stable)
-        self.num_stable = num_stable
+        """Keep the first `length` target tokens."""
+        del self._snapshots[bisect_right(self._snapshots, length, key=lambda one: one[0]) :]
+        num_kept = self._snapshots[-1][0] if self._snapshots else 0
+        kept = self.target_tokens[num_kept:length]
+        del self.target_tokens[num_kept:]
+        if not self._snapshots:
+            self._restart()
+        else:
+            self._begin_change()
+            _, snapshot, self._held = self._snapshots[-1]
+            self._stream.restore(snapshot)
+            self._end_change()
+        self.extend(kept)
 
     def _restart(self) -> None:
-        draft = self.translator.draft
-        self._stream = Retokenizer(self.translator.draft_encoder)
+        draft, self._stream = self.translator.draft, Retokenizer(self.translator.draft_encoder)
         if draft.add_bos and draft.bos_id is not None:
-            self._stream.append_controls([draft.bos_id])
+            self._stream.append_tokens([draft.bos_id])
         self.draft_history = self._stream.tokens
         self._held = ""
-        self.healed, self.pending, self.can_draft = None, b"", True
+        self.healed, self.pending, self.can_draft, self.num_stable = None, b"", True, 0
 
     def _begin_change(self) -> None:
         """Put the healed token back into the stream."""
@@ -205,6 +143,10 @@ class TextSequence(TranslatedSequence):
 
     def _append(self, tokens: Sequence[int]) -> None:
         replacements = self.translator.replacements
+        if self._is_mapped:
+            spelled = map(self.translator.spell_for_draft, tokens)
+            self._stream.append_tokens(list(chain.from_iterable(spelled)))
+            return
         if not replacements and self._target.controls.keys().isdisjoint(tokens):
             self._stream.append(self._target.join(tokens))
             return
@@ -213,7 +155,7 @@ class TextSequence(TranslatedSequence):
         for index, part in enumerate(_CONTROLS.split(ready)):
             if index % 2:
                 markers = map(self._marker, part)
-                self._stream.append_controls([one for one in markers if one is not None])
+                self._stream.append_tokens([one for one in markers if one is not None])
             elif part:
                 self._stream.append(part.encode("latin-1"))
 
@@ -223,14 +165,16 @@ class TextSequence(TranslatedSequence):
             return code - DRAFT_BASE
         return self.translator.controls.get(code - TARGET_BASE)
 
-    def _end_change(self, last_token: int) -> int:
-        """Heal after the last target token; returns the number of unchanged draft tokens."""
+    def _end_change(self) -> None:
+        """Heal after the last target token."""
+        last_token = self.target_tokens[-1]
         self.can_draft = not (self._held and _CONTROLS.search(self._held))
         unread = self._stream.partial + (self._held.encode("latin-1") if self.can_draft else b"")
         self.pending = unread
-        if self.draft_history and last_token not in self._target.controls:
+        is_text = last_token not in self._target.controls
+        if self.draft_history and is_text and not self._is_mapped:
             last_piece = self.translator.draft.pieces[self.draft_history[-1]]
             if last_piece and (unread or last_piece != self._target.pieces[last_token]):
                 self.healed = self.draft_history.pop()
                 self.pending = last_piece + unread
-        return min(self._stream.num_stable, len(self.draft_history))
+        self.num_stable = min(self.num_stable, self._stream.num_stable, len(self.draft_history))

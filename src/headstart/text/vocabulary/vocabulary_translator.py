@@ -9,21 +9,12 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.text.vocabulary.comparison import (
-    Comparison,
-    TranslationMode,
-    compare,
-    pair_controls,
-)
+from headstart.text.vocabulary.comparison import Map, TranslationMode, compare, pair_controls
 from headstart.text.vocabulary.draft_tokenizer import Preference
 from headstart.text.vocabulary.replacements import Pair, Replacements
 from headstart.text.vocabulary.retokenizer import LOOKBEHIND
 from headstart.text.vocabulary.table import Encoder, VocabTable, num_incomplete, read_table
-from headstart.text.vocabulary.translated_sequence import (
-    SharedSequence,
-    TextSequence,
-    TranslatedSequence,
-)
+from headstart.text.vocabulary.translated_sequence import TranslatedSequence
 from headstart.types import Vocab
 
 
@@ -41,7 +32,8 @@ class VocabularyTranslator:
         """
         self.target: VocabTable = read_table(target)
         self.draft: VocabTable = read_table(draft)
-        self.comparison: Comparison = compare(self.target, self.draft)
+        # target ids of the draft's tokens and vice versa
+        self.mode, self.to_draft, self.to_target = compare(self.target, self.draft)
         self.replacements = Replacements(replacements, self.target, self.draft)
         self.target_encoder = Encoder(target, self.target)
         self.draft_encoder = Encoder(draft, self.draft)
@@ -50,21 +42,13 @@ class VocabularyTranslator:
         # partners of control tokens
         self.controls = pair_controls(self.target, self.draft, forward)
         self._target_controls = pair_controls(self.draft, self.target, backward)
-        # target ids of the draft's tokens and vice versa, -1 if there is none
-        self.to_target, self.to_draft = self.comparison.to_target, self.comparison.to_draft
-        is_identical = self.comparison.mode is TranslationMode.IDENTICAL
+        is_identical = self.mode is TranslationMode.IDENTICAL
+        if self.replacements and not is_identical:
+            self.mode = TranslationMode.TEXT
         # draft tokens for pending bytes: the caller removes those of the chosen one and calls again
         search = prefix_search(() if is_identical else self.draft.pieces)  # then none are pending
         self.allowed = lru_cache(maxsize=128)(search)
-        self._partners = _partners(self.comparison)
-
-    @property
-    def mode(self) -> TranslationMode:
-        """How tokens are translated; replacements need the text mode."""
-        mode = self.comparison.mode
-        return (
-            TranslationMode.TEXT if mode is TranslationMode.SHARED and self.replacements else mode
-        )
+        self._partners = _mutual_partners(self.to_draft, self.to_target)
 
     def why_not(self) -> str | None:
         """Why drafts cannot be translated; None if they can."""
@@ -85,14 +69,18 @@ class VocabularyTranslator:
 
     def describe(self) -> str:
         """One line for the log and `/props`."""
-        pairs = len(self.replacements)
-        replaced = f"; by text, with {pairs} marker{'s' * (pairs > 1)} replaced" if pairs else ""
-        return self.comparison.describe() + (replaced if self.mode is TranslationMode.TEXT else "")
+        is_partner, pairs = self.to_target >= 0, len(self.replacements)
+        described = (
+            f"{self.mode.value} vocabularies: {np.count_nonzero(is_partner)} of {len(is_partner)} "
+            f"draft tokens ({is_partner.mean():.1%}) are also among the target's {self.target.size}"
+        )
+        if not pairs or self.mode is not TranslationMode.TEXT:
+            return described
+        return f"{described}; {pairs} marker{'s' * (pairs > 1)} replaced"
 
     def open(self, preference: Preference | None = None) -> TranslatedSequence:
         """Begin a sequence; the vocabularies must not be identical."""
-        kind = SharedSequence if self.mode is TranslationMode.SHARED else TextSequence
-        return kind(self, preference or Preference("auto"))
+        return TranslatedSequence(self, preference or Preference("auto"))
 
     def map_logits(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """A row of draft logits by target ids, -inf if a token has no partner."""
@@ -151,15 +139,15 @@ def characters(table: VocabTable) -> set[bytes]:
     return {bytes([byte]) for byte in set(b"".join(table.pieces)) if 32 < byte < 127}
 
 
-def _partners(comparison: Comparison) -> NDArray[np.intp]:
+def _mutual_partners(to_draft: Map, to_target: Map) -> NDArray[np.intp]:
     """For each target token its draft partner, one to one; without one, the draft's size.
 
     Of two tokens with the same bytes, only the one that maps back counts.
     """
-    ours = np.flatnonzero(comparison.to_target >= 0)
-    theirs = comparison.to_target[ours]
-    is_mutual = comparison.to_draft[theirs] == ours
-    partners = np.full(len(comparison.to_draft), len(comparison.to_target), np.intp)
+    ours = np.flatnonzero(to_target >= 0)
+    theirs = to_target[ours]
+    is_mutual = to_draft[theirs] == ours
+    partners = np.full(len(to_draft), len(to_target), np.intp)
     partners[theirs[is_mutual]] = ours[is_mutual]
     return partners
 

@@ -49,7 +49,7 @@ def test_restored_stream_continues_like_one_that_never_went_further(encoder: Enc
         fresh.append(begin)
         state = stream.snapshot()
         stream.append(wrong)
-        stream.append_controls([1])
+        stream.append_tokens([1])
         stream.restore(state)
         assert stream.tokens == fresh.tokens
         stream.append(right)
@@ -61,7 +61,7 @@ def test_restored_stream_continues_like_one_that_never_went_further(encoder: Enc
 def test_control_tokens_part_the_text(encoder: Encoder) -> None:
     stream = Retokenizer(encoder)
     stream.append(b"hel")
-    stream.append_controls([1, 2])
+    stream.append_tokens([1, 2])
     stream.append(b"lo")
     assert stream.tokens == [*encoder.encode(b"hel"), 1, 2, *encoder.encode(b"lo")]
 
@@ -70,7 +70,7 @@ def test_broken_character_before_a_control_token_is_spelled(encoder: Encoder) ->
     stream = Retokenizer(encoder)
     stream.append(b"x\xf0\x9f")
     assert (stream.tokens, stream.partial) == (encoder.encode(b"x"), b"\xf0\x9f")
-    stream.append_controls([1])
+    stream.append_tokens([1])
     assert stream.tokens == [*encoder.encode(b"x\xf0\x9f"), 1]
 
 

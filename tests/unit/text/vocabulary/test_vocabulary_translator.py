@@ -74,6 +74,7 @@ def test_history_in_random_pieces_keeps_every_byte_and_is_what_the_draft_tokeniz
         sequence, done = translator.open(), b""
         before = list(sequence.draft_history)
         for piece in in_pieces(tokens, rng):
+            sequence.num_stable = len(before)
             sequence.extend(piece)
             done += translator.target.join(piece)
             assert translator.draft.join(sequence.draft_history) + sequence.pending == done
@@ -122,6 +123,7 @@ def test_truncated_history_equals_a_fresh_one(translator: VocabularyTranslator) 
             sequence.extend(piece)
         before = list(sequence.draft_history)
         length = rng.randrange(len(tokens) + 1)
+        sequence.num_stable = len(before)
         sequence.truncate(length)
         fresh = translator.open()
         fresh.extend(tokens[:length])
@@ -148,7 +150,7 @@ def test_only_the_end_of_a_long_history_changes(demo: VocabularyTranslator) -> N
     sequence = demo.open()
     sequence.extend(tokens[:-20])
     for token in tokens[-20:]:
-        num_before = len(sequence.draft_history)
+        sequence.num_stable = num_before = len(sequence.draft_history)
         sequence.extend([token])
         assert sequence.num_stable >= num_before - 4
 
