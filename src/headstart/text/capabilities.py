@@ -146,51 +146,49 @@ def preserve_reasoning(*, is_enabled: bool) -> dict[str, bool]:
 
 def _tool_support(render: Render) -> dict[str, bool]:
     """The capabilities that concern tools."""
-    of_object = _ToolProbe(render, _ReadDict(arg="value"))
-    takes_objects = of_object.is_shown and "arg" in of_object.arguments_read
+    of_object = _keys_of_calls(render, _ReadDict(arg="value"))
+    takes_objects = "arg" in of_object
     arguments = {"arg": "value"} if takes_objects else '{"arg": "value"}'
-    probes = [of_object] if of_object.is_shown else []
+    probes = [of_object] if of_object else []
     if not takes_objects:
-        probes.append(_ToolProbe(render, arguments))
-    two = _ToolProbe(render, arguments, num_calls=2)
+        probes.append(_keys_of_calls(render, arguments))
     return {
-        "supports_tools": all(one.is_shown and one.reads_tools for one in probes),
-        "supports_tool_calls": all(one.is_shown and one.reads_calls for one in probes),
+        "supports_tools": all("name" in keys for keys in probes),
+        "supports_tool_calls": all("tool_calls" in keys for keys in probes),
         "supports_object_arguments": takes_objects,
-        "supports_parallel_tool_calls": two.is_shown and two.reads_last_call,
+        "supports_parallel_tool_calls": "function" in _keys_of_calls(render, arguments, 2),
     }
 
 
-class _ToolProbe:
-    """Renders a conversation with tool calls and records what the template reads."""
-
-    def __init__(self, render: Render, arguments: Any, *, num_calls: int = 1) -> None:
-        parameters = {
-            "type": "object",
-            "properties": {"arg": {"type": "string", "description": "Arg description"}},
-            "required": ["arg"],
-        }
-        function = _ReadDict(name="tool1", description="Tool description", parameters=parameters)
-        calls = [
-            _ReadDict(
-                id=f"call{index:05}",
-                type="function",
-                function=_ReadDict(name="tool1", arguments=arguments),
-            )
-            for index in range(1, num_calls + 1)
-        ]
-        asked = {"role": "user", "content": "User message"}
-        caller = _ReadDict(role="assistant", content="", tool_calls=calls)
-        messages = [
-            asked,
-            caller,
-            {"role": "tool", "content": "Tool response", "tool_call_id": "call00001"},
-            {"role": "assistant", "content": "The tool response was 'tool response'"},
-            asked,
-        ]
-        tools = [{"name": "tool", "type": "function", "function": function}]
-        self.is_shown = render({"messages": messages, "tools": tools}) is not None
-        self.reads_tools = "name" in function.keys_read
-        self.reads_calls = "tool_calls" in caller.keys_read
-        self.reads_last_call = "function" in calls[-1].keys_read
-        self.arguments_read: set[str] = getattr(arguments, "keys_read", set())
+def _keys_of_calls(render: Render, arguments: Any, num_calls: int = 1) -> set[str]:
+    """The keys that a template reads of a tool, of a message with calls, of the last of these and
+    of its arguments; none if it refuses the conversation.
+    """
+    parameters = {
+        "type": "object",
+        "properties": {"arg": {"type": "string", "description": "Arg description"}},
+        "required": ["arg"],
+    }
+    function = _ReadDict(name="tool1", description="Tool description", parameters=parameters)
+    calls = [
+        _ReadDict(
+            id=f"call{index:05}",
+            type="function",
+            function=_ReadDict(name="tool1", arguments=arguments),
+        )
+        for index in range(1, num_calls + 1)
+    ]
+    asked = {"role": "user", "content": "User message"}
+    caller = _ReadDict(role="assistant", content="", tool_calls=calls)
+    messages = [
+        asked,
+        caller,
+        {"role": "tool", "content": "Tool response", "tool_call_id": "call00001"},
+        {"role": "assistant", "content": "The tool response was 'tool response'"},
+        asked,
+    ]
+    tools = [{"name": "tool", "type": "function", "function": function}]
+    if render({"messages": messages, "tools": tools}) is None:
+        return set()
+    of_arguments: set[str] = getattr(arguments, "keys_read", set())
+    return function.keys_read | caller.keys_read | calls[-1].keys_read | of_arguments

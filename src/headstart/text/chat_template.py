@@ -173,8 +173,11 @@ class ChatTemplate:
             variables["tools"] = adapt_tools(tools)
         if add_generation_prompt:
             variables["add_generation_prompt"] = True
+        return quirks.finish(self._run(variables), add_generation_prompt)
+
+    def _run(self, variables: Mapping[str, Any]) -> str:
         try:
-            text = self._rendered(variables)
+            return self._rendered(variables)
         except HeadstartError:  # it takes too long
             raise
         # untrusted code may raise anything
@@ -182,7 +185,6 @@ class ChatTemplate:
             raise RequestError(
                 f"the chat template cannot render these messages: {error}"
             ) from error
-        return quirks.finish(text, add_generation_prompt)
 
     def try_to_render(self, messages: Sequence[Message], **options: Any) -> str | None:
         """Like `render`, but None if the template refuses these messages."""
@@ -242,10 +244,8 @@ class ChatTemplate:
         """Render unadapted messages; None if the template raises."""
         constants = {"bos_token": "", "eos_token": "", "add_generation_prompt": True}
         try:
-            return self._rendered({"tools": [], **constants, **variables})
-        except HeadstartError:  # it takes too long
-            raise
-        except Exception:  # untrusted code; a refusal is a result
+            return self._run({"tools": [], **constants, **variables})
+        except RequestError:
             return None
 
 

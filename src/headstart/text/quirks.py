@@ -144,7 +144,6 @@ def _finish_gemma4(text: str, adds_generation_prompt: bool) -> str:
     return text + "<|turn>model\n" if is_missing else text
 
 
-_NONE = Quirks()
 _THINK = Thinking("<think>", "</think>")
 QUIRKS = (
     Quirks(words=("the following functions in JSONSchema format",), adapt=_trim),
@@ -243,10 +242,11 @@ QUIRKS = (
 def find_quirks(source: str) -> Quirks:
     """Merge all rows that match a template; for each field the first row that sets it wins."""
     found: dict[str, Any] = {}
+    none = Quirks()
     for row in QUIRKS:
         if all(word in source for word in row.words) and not (row.absent and row.absent in source):
             said = {one.name: getattr(row, one.name) for one in fields(row)}
-            known = {name: value for name, value in said.items() if value != getattr(_NONE, name)}
+            known = {name: value for name, value in said.items() if value != getattr(none, name)}
             found = known | found
     return Quirks(**found)
 
