@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -17,11 +18,12 @@ from headstart.config import (
 )
 from headstart.speculators import NOT_IMPORTED, SPECULATORS, Speculator
 from headstart.types import DraftMode
-from headstart.types.errors import ConfigError
+from headstart.types.errors import ConfigError, HeadstartError, in_words
+
+log = logging.getLogger(__name__)
 
 # Speculators without --spec-type.
 AUTO_TYPES: tuple[str, ...] = ("suffix",)
-WITH_DRAFT_MODEL = "draft-model"
 WITH_HEADS = "mtp"
 NONE = "none"
 ANY = "any"  # in place of the speculator that a file is for
@@ -131,7 +133,7 @@ def _named_types(spec_type: str, drafter: str | None) -> tuple[str, ...]:
         )
     if not users and drafter is not None:
         raise ConfigError(
-            f"a draft model is given but --spec-type does not name {WITH_DRAFT_MODEL}; add it "
+            "a draft model is given but --spec-type does not name draft-model; add it "
             "there or leave out one of them"
         )
     if users and drafter is None and needs_draft_model(users):
@@ -155,7 +157,7 @@ def _fits(name: str, drafter: str | None) -> bool:
     """Whether a speculator, perhaps of another package, drafts with a file for `drafter`."""
     if drafter == WITH_HEADS:
         return _needs_heads(name)
-    return drafter == WITH_DRAFT_MODEL and not SPECULATORS[name].needs_states
+    return drafter == "draft-model" and not SPECULATORS[name].needs_states
 
 
 def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:
@@ -200,7 +202,8 @@ def make_speculator(
     """Create a speculator; `parts` holds what its constructor may ask for by parameter name.
 
     Raises:
-        ConfigError: an option is unknown or has a value that cannot work.
+        ConfigError: an option is unknown or has a value that cannot work, or the constructor
+            failed.
     """
     kind = SPECULATORS[name]
     wanted = [name for name in inspect.signature(kind).parameters if name != "options"]
@@ -212,7 +215,16 @@ def make_speculator(
     arguments = {part: parts[part]() for part in wanted}
     if (chosen := _options_of(name, options)) is not None:
         arguments["options"] = chosen
-    return kind(**arguments)
+    try:
+        return kind(**arguments)
+    except HeadstartError:
+        raise
+    except (Exception, SystemExit) as error:  # of any kind: other packages have speculators, too
+        log.exception("the constructor of speculator %s failed", name)
+        raise ConfigError(
+            f"the constructor of speculator {name} failed: {in_words(error)}; repair it, or leave "
+            f"{name} out of --spec-type"
+        ) from error
 
 
 def _options_of(name: str, options: Mapping[str, Mapping[str, Any]]) -> Any:

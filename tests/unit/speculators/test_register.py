@@ -190,6 +190,18 @@ def test_a_constructor_that_asks_for_what_there_is_not_is_refused(
         make_speculator("curious", {}, {"engine": object, "vocab": object})
 
 
+def test_a_constructor_that_fails_is_told_with_the_speculators_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Broken(SuffixSpeculator):
+        def __init__(self, options: object) -> None:
+            raise KeyError("weights")
+
+    monkeypatch.setitem(SPECULATORS, "broken", Broken)
+    with pytest.raises(ConfigError, match="of speculator broken failed: KeyError: 'weights'; repa"):
+        make_speculator("broken", {}, {})
+
+
 @pytest.mark.parametrize(
     ("spec_type", "drafter", "says"),
     [
