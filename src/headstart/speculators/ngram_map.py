@@ -14,8 +14,7 @@ The options are those of llama.cpp's ngram-map-k and ngram-map-k4v.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from array import array
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -24,7 +23,7 @@ from headstart.config import option
 from headstart.speculators.base import register
 from headstart.speculators.base_texts import TextSpeculator, agreeing_scores
 from headstart.structures.prefix import common_prefix_length
-from headstart.structures.suffix_index import Place, SuffixIndex
+from headstart.structures.suffix_index import SuffixIndex
 from headstart.types import Draft, DraftRequest
 
 _MAX_PLACES = 8  # places per key to compare, newest first
@@ -87,14 +86,13 @@ class _KeyedText(SuffixIndex):
         self._lengths[self._guessed] = length
 
 
-_Continuation = tuple[int, int, int, Hashable]
-"""A place to copy from, how many of how many places agree with it, and the key of its limit."""
+@register
+class NgramMapKSpeculator(TextSpeculator[_KeyedText]):
+    """Copies from the newest place of the key."""
 
-
-class _NgramMap(TextSpeculator[_KeyedText]):
-    """Base of both variants: keys, hits and the limit of each key."""
-
+    name = "ngram-map-k"
     Options = NgramMapOptions
+    num_places: ClassVar[int] = 1  # to compare, newest first
 
     def __init__(self, options: NgramMapOptions | None = None) -> None:
         super().__init__()
@@ -104,57 +102,29 @@ class _NgramMap(TextSpeculator[_KeyedText]):
         return _KeyedText(self._options, text)
 
     def draft_for(self, history: _KeyedText, request: DraftRequest) -> Draft:
-        places = history.places(max(self._num_places, self._options.min_hits))
-        if len(places) < self._options.min_hits:
+        options = self._options
+        places = history.places(max(self.num_places, options.min_hits))
+        if len(places) < options.min_hits:
             return Draft(reason="fewer hits than min-hits" if places else "")
-        choice = self._choose(history, places)
-        if choice is None:
+        del places[self.num_places :]
+        copies = Counter([tuple(history.copy(at, options.size_m)) for _, at in places])
+        ((best, num_agreeing),) = copies.most_common(1)  # the newest of equals
+        if num_agreeing < 2 * (len(places) - num_agreeing):
             return Draft(reason="no continuation dominates")
-        position, num_agreeing, num_places, key = choice
-        tokens = history.copy(position, min(history.length_of(key), request.max_tokens))
+        # with several places each continuation has a limit of its own
+        key: Hashable = history.key if self.num_places == 1 else (history.key, best)
+        tokens = best[: min(history.length_of(key), request.max_tokens)]
         history.watch(key, tokens)
-        scores = list(
-            agreeing_scores(self._options.size_n * num_agreeing, num_agreeing, len(tokens))
-        )
+        weight = options.size_n * num_agreeing
+        scores = list(agreeing_scores(weight, num_agreeing, len(tokens)))
         if scores:
-            scores[0] *= num_agreeing / num_places
+            scores[0] *= num_agreeing / len(places)
         return Draft(tokens, scores)
 
-    _num_places: ClassVar[int]  # requested by `_choose`
-
-    @abstractmethod
-    def _choose(self, index: SuffixIndex, places: list[Place]) -> _Continuation | None:
-        """The place to copy from; None if none is good enough."""
-
 
 @register
-class NgramMapKSpeculator(_NgramMap):
-    """Copies from the newest place of the key."""
-
-    name = "ngram-map-k"
-    _num_places = 1
-
-    def _choose(self, index: SuffixIndex, places: list[Place]) -> _Continuation | None:
-        return places[0][1], 1, 1, index.key
-
-
-@register
-class NgramMapK4vSpeculator(_NgramMap):
+class NgramMapK4vSpeculator(NgramMapKSpeculator):
     """Copies a key's continuation if it is twice as common as all others together."""
 
     name = "ngram-map-k4v"
-    _num_places = _MAX_PLACES
-
-    def _choose(self, index: SuffixIndex, places: list[Place]) -> _Continuation | None:
-        size_m = self._options.size_m
-        values: dict[bytes, list[int]] = {}  # continuation -> its positions, newest first
-        for _, position in places:
-            value = index.tokens[position : position + size_m]
-            if len(value) < size_m:
-                value = array("i", index.copy(position, size_m))
-            values.setdefault(value.tobytes(), []).append(position)
-        best = max(values, key=lambda value: len(values[value]))
-        num_best = len(values[best])
-        if num_best < 2 * (len(places) - num_best):
-            return None
-        return values[best][0], num_best, len(places), (index.key, best)
+    num_places = _MAX_PLACES
