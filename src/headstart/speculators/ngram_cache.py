@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,15 +43,13 @@ log = logging.getLogger(__name__)
 
 SAVE_TOKENS = 50_000  # generated between two writes of the dynamic file
 _MIN_SHARE = 0.1  # a draft ends before its score falls below this
-_STATIC_NGRAM = 2
 _LONGEST = 8  # tokens of a draft
-_NONE: Mapping[int, int] = {}
 
 
-# (samples, percent of them) that n-grams of 1, 2, 3 and 4 tokens need to be used.
-_LAX = ((2, 66), (2, 50), (1, 50), (1, 50))  # context
-_STRICT = ((4, 75), (3, 66), (2, 66), (2, 66))  # dynamic
-_STATIC_ONLY = ((2**31, 100), _LAX[1])  # bigrams only
+# n-grams, the longest first, with the samples and the percent of them that they need to be used
+_LAX = ((4, 1, 50), (3, 1, 50), (2, 2, 50), (1, 2, 66))  # context
+_STRICT = ((4, 2, 66), (3, 2, 66), (2, 3, 66), (1, 4, 75))  # dynamic
+_STATIC = ((2, 2, 50),)
 
 
 @register
@@ -136,21 +134,16 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
     def draft_for(self, history: CountedHistory, request: DraftRequest) -> Draft:
         window = history.tokens[-MAX_NGRAM:]
         key, size = pack(window), len(window)
-        context, dynamic, static = history.counts.clearest, self._dynamic, self._static
         tokens: list[int] = []
         scores: list[float] = []
         survival = 1.0
-        weights, has_static = _NONE, len(static) > 0
         for _ in range(min(request.max_tokens, _LONGEST)):
-            if has_static and size >= _STATIC_NGRAM:
-                weights = static.after(shorter(key, _STATIC_NGRAM)) or _NONE
-            guess = context(key, size, _LAX, weights)
-            if guess is None:
-                guess = dynamic.clearest(key, size, _STRICT, weights)
-            if guess is None and weights:
-                guess = static.clearest(
-                    shorter(key, _STATIC_NGRAM), _STATIC_NGRAM, _STATIC_ONLY, _NONE
-                )
+            weights = (self._static.after(shorter(key, 2)) if size > 1 else None) or {}
+            guess = (
+                history.counts.clearest(key, size, _LAX, weights)
+                or self._dynamic.clearest(key, size, _STRICT, weights)
+                or self._static.clearest(key, size, _STATIC, {})
+            )
             if guess is None:
                 break
             survival *= guess[1]

@@ -26,7 +26,6 @@ _WIDTH = 24  # bits of a token in a packed n-gram; ids are below 2^24 - 1
 _MASKS = tuple((1 << _WIDTH * n) - 1 for n in range(1, MAX_NGRAM + 1))
 _ABSENT = -1
 _COUNT = (1 << 32) - 1  # the bits of a count
-_MOST = 2**31 - 1  # largest count in the file
 
 
 def pack(ngram: Iterable[int]) -> int:
@@ -160,26 +159,29 @@ class NgramCounts:
         return None if found is None else found.counts
 
     def clearest(
-        self, key: int, size: int, thresholds: Sequence[tuple[int, int]], weights: Mapping[int, int]
+        self,
+        key: int,
+        size: int,
+        thresholds: Sequence[tuple[int, int, int]],
+        weights: Mapping[int, int],
     ) -> tuple[int, float] | None:
         """The best successor of the longest n-gram that is clear enough, and its share.
 
-        The best has the largest count * (100 * weight, or 1). An n-gram is clear enough with at
-        least thresholds[n - 1][0] samples, of which the token has thresholds[n - 1][1] percent. The
-        share is count / (samples + 1 / n).
+        The best has the largest count * (100 * weight, or 1). The share is count / (samples + 1 /
+        n).
 
         Args:
             key: the packed last tokens.
             size: how many of them to use at most.
-            thresholds: entry n - 1 is for n tokens.
+            thresholds: n-grams, the longest first: n, the samples that one needs, and the percent
+                of them that the token needs.
             weights: by token; may be empty.
         """
         get = self._table.get
-        for n in range(size, 0, -1):
-            found = get(key & _MASKS[n - 1])
+        for n, min_samples, min_percent in thresholds:
+            found = get(key & _MASKS[n - 1]) if n <= size else None
             if found is None:
                 continue
-            min_samples, min_percent = thresholds[n - 1]
             if isinstance(found, int):
                 count = found & _COUNT
                 if count < min_samples:
@@ -195,31 +197,15 @@ class NgramCounts:
 
     def save(self, path: Path, vocabulary: VocabularyId) -> None:
         """Write llama.cpp's file, atomically; with the mark of the vocabulary if `is_marked`."""
-        mark = array("i", (*[_ABSENT] * MAX_NGRAM, 1, vocabulary.mark, 1) if self.is_marked else ())
-        replace_file(path, mark.tobytes() + self._encode_lone() + self._encode_several())
-
-    def _encode_lone(self) -> bytes:
-        """Encode n-grams with one successor: most of them, so with numpy."""
-        lone = {key: found for key, found in self._table.items() if isinstance(found, int)}
-        pairs = np.array(list(lone.values()), np.int64)
-        rows = np.ones((len(lone), MAX_NGRAM + 3), np.int32)
-        rows[:, :MAX_NGRAM] = _ngrams(list(lone))
-        rows[:, -2] = pairs >> 32
-        rows[:, -1] = np.minimum(pairs & _COUNT, _MOST)
-        return rows.tobytes()
-
-    def _encode_several(self) -> bytes:
-        several = {
-            key: found.counts for key, found in self._table.items() if not isinstance(found, int)
-        }
-        numbers = array("i")
-        for ngram, counts in zip(_ngrams(list(several)).tolist(), several.values(), strict=True):
-            numbers.extend(ngram)
-            numbers.append(len(counts))
+        mark = (*[_ABSENT] * MAX_NGRAM, 1, vocabulary.mark, 1)
+        numbers = array("i", mark if self.is_marked else ())
+        ngrams = _ngrams(list(self._table)).tolist()
+        for ngram, found in zip(ngrams, self._table.values(), strict=True):
+            counts = {found >> 32: found & _COUNT} if isinstance(found, int) else found.counts
+            numbers.extend((*ngram, len(counts)))
             for token, count in counts.items():
-                numbers.append(token)
-                numbers.append(min(count, _MOST))
-        return numbers.tobytes()
+                numbers.extend((token, min(count, 2**31 - 1)))
+        replace_file(path, numbers.tobytes())
 
     @classmethod
     def load(cls, path: Path, vocabulary: VocabularyId, limit: int | None = None) -> NgramCounts:

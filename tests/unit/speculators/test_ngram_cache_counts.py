@@ -64,7 +64,7 @@ def test_the_clearest_token_is_the_one_with_the_largest_weighed_count(
 ) -> None:
     counts = NgramCounts()
     counts.learn(text, 0)
-    found = counts.clearest(pack(text[-1:]), 1, [(1, 0)], weights)
+    found = counts.clearest(pack(text[-1:]), 1, [(1, 1, 0)], weights)
     by_hand = count_by_hand(text).get(tuple(text[-1:]))
     assert (found is None) == (by_hand is None)
     if found and by_hand:
