@@ -10,6 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
+from statistics import median
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from headstart.config import PLAIN_TYPES, flag_of, plain_type
@@ -19,6 +20,7 @@ from headstart.types.errors import ConfigError
 SPECULATORS: dict[str, type[Speculator]] = {}
 S = TypeVar("S", bound="type[Speculator]")
 
+SAMPLE_ROWS = 64  # that models decode for `times_of`
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
@@ -203,3 +205,18 @@ class Speculator(ABC):
     def describe(self) -> dict[str, Any]:
         """Details for `/props`."""
         return {}
+
+
+def times_of(
+    clock: Callable[[], float], draft: Callable[[], None], read: Callable[[], None]
+) -> tuple[float, float]:
+    """Milliseconds of a draft round and of decoding a sample; a slow machine is timed once."""
+    rounds, readings, end = list[float](), list[float](), clock() + 1.5
+    for _ in range(3):  # the first round loads the weights into memory
+        for work, times in ((draft, rounds), (read, readings)):
+            started = clock()
+            work()
+            times.append(1000.0 * (clock() - started))
+        if clock() > end:
+            break
+    return median(rounds[1:] or rounds), median(readings[1:] or readings)

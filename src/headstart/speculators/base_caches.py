@@ -23,7 +23,6 @@ from headstart.types import ContextFullError, DecodedStates
 from headstart.types.state_batch import DraftContext, StateBatch
 
 CONTEXT_FULL = "draft context full"
-MERGED_ROWS = 8  # maximum rows per sequence to decode together with those of others
 _WAITING_BYTES = 64 << 20  # of pending states per sequence
 
 
@@ -57,9 +56,10 @@ class FollowingSpeculator(Speculator):
         # position of a text's first row: the first token has no state to encode
         self._first_row = int(context.feature_width > 0)
         self._encodes = context.feature_width > 0 and context.blocks is None
-        self._features = StateBatch(  # states to decode without tokens
-            self.context.max_batch_tokens if context.blocks else 0, self.width, has_tokens=False
-        )
+        self._rows = self.batch  # for rows of the target's text
+        if context.blocks:  # these are states without tokens
+            size = self.context.max_batch_tokens
+            self._rows = StateBatch(size, self.width, has_tokens=False)
 
     def id_of(self, seq_id: int, head: int) -> int:
         """The id of the head's own sequence."""
@@ -138,25 +138,18 @@ class FollowingSpeculator(Speculator):
         Raises:
             ContextFullError: there is no room.
         """
-        states, batch = self.sequences[seq_id], self.batch
-        end = min(states.length, states.read[head] + num_rows)
+        states = self.sequences[seq_id]
+        start = states.read[head]
+        end = min(states.length, start + num_rows)
         if not self._caches:
             states.read[head] = end
-            return
-        states.count_missing(states.read[head])
-        while (start := states.read[head]) < end:
-            stop = min(end, start + batch.capacity)
-            tokens = states.tokens[start:stop]
-            batch.clear()
-            batch.head = head
-            self.add_verified(self.id_of(seq_id, head), start, tokens, states.before(start, stop))
-            if batch.num_rows:
-                self.decode()
-            states.read[head] = states.held[head] = stop
+        elif start < end:
+            states.count_missing(start)
+            (rows,) = self._encoded([states.before(start, end)])
+            self.decode_rows([(seq_id, start, rows)], head)
 
     def catch_up(self, seq_ids: Sequence[int], head: int) -> list[NDArray[np.float32]]:
-        """Decode the target's rows that a head lacks, for all these sequences in one decode without
-        outputs.
+        """Decode the target's rows that a head lacks, of all these sequences.
 
         Returns for each sequence the state input of the next token's row.
 
@@ -164,39 +157,15 @@ class FollowingSpeculator(Speculator):
             ContextFullError: there is no room.
         """
         known = [self.sequences[seq_id] for seq_id in seq_ids]
-        for seq_id, states in zip(seq_ids, known, strict=True):
-            num_rows = states.length - states.read[head]
-            if num_rows > min(MERGED_ROWS, self.batch.capacity - 1):
-                self.read(seq_id, head, num_rows)
-            states.count_missing(states.read[head])
-        parts = self._encoded([s.before(s.read[head], s.length + 1) for s in known])
-        parts = [
-            rows[max(0, self._first_row - states.read[head]) :]
-            for rows, states in zip(parts, known, strict=True)
-        ]
-        self._read_together(seq_ids, head, parts)
+        starts = [states.read[head] for states in known]
+        for states, start in zip(known, starts, strict=True):
+            states.count_missing(start)
+        ends = [states.length + 1 for states in known]
+        parts = self._encoded([*map(TargetStates.before, known, starts, ends)])
+        if self._caches:
+            unread = [rows[:-1] for rows in parts]
+            self.decode_rows([*zip(seq_ids, starts, unread, strict=True)], head)
         return [rows[-1:] for rows in parts]
-
-    def _read_together(
-        self, seq_ids: Sequence[int], head: int, parts: Sequence[NDArray[np.float32]]
-    ) -> None:
-        """Decode all rows of the parts except the last of each, in one decode if they fit."""
-        batch, waiting = self.batch, [*zip(seq_ids, parts, strict=True)]
-        while waiting:
-            batch.clear()
-            batch.head = head
-            added = []
-            while waiting and batch.num_rows + len(waiting[-1][1]) <= batch.capacity:
-                seq_id, rows = waiting.pop()
-                states = self.sequences[seq_id]
-                start = states.length + 1 - len(rows)
-                tokens = states.tokens[start : states.length]
-                batch.add_rows(self.id_of(seq_id, head), start, tokens, rows[:-1])
-                added.append(states)
-            if batch.num_rows:
-                self.decode()
-            for states in added:
-                states.read[head] = states.held[head] = states.length
 
     def _encoded(self, parts: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
         """State inputs of rows, from states of the target."""
@@ -205,43 +174,44 @@ class FollowingSpeculator(Speculator):
         rows = self.context.encode(parts[0] if len(parts) == 1 else np.concatenate(parts))
         return np.split(rows, np.cumsum([len(part) for part in parts])[:-1])
 
-    def add_verified(
-        self, own: int, start: int, tokens: Sequence[int], states: NDArray[np.float32]
-    ) -> None:
-        """Add rows of the target's text to the batch, with the preceding target states; states
-        without tokens are decoded at once.
-        """
-        skip = max(0, self._first_row - start)
-        if not self._caches or len(tokens) <= skip:
-            return
-        if self.context.blocks:
-            self.add_features(own, start, states)
-            self.read_features()
-        else:
-            (rows,) = self._encoded([states[skip:]])
-            self.batch.add_rows(own, start + skip, tokens[skip:], rows)
+    def decode_rows(self, parts: Sequence[tuple[int, int, NDArray[np.float32]]], head: int) -> None:
+        """Decode rows of the target's text, those of all sequences in as few decodes as possible.
 
-    def add_features(self, own: int, start: int, states: NDArray[np.float32]) -> None:
-        """Queue rows for `read_features`; what does not fit is decoded at once."""
-        features, skip = self._features, max(0, self._first_row - start)
-        states = states[skip:]
-        if features.num_rows + len(states) > features.capacity:
-            self.read_features()
-        if len(states):
-            features.add_rows(own, start + skip, [0] * len(states), states)
-
-    def read_features(self) -> None:
-        """Decode the queued rows of all sequences in one decode.
+        Args:
+            parts: sequence, first row, and the state input of each row.
+            head: whose caches get them.
 
         Raises:
             ContextFullError: there is no room.
         """
-        if self._features.num_rows:
-            self.num_decoded += self._features.num_rows
-            try:
-                self.context.decode(self._features)
-            finally:
-                self._features.clear()
+        batch, added = self._rows, list[tuple[TargetStates, int]]()
+        batch.clear()
+        batch.head = head
+        for seq_id, start, rows in parts:
+            states, end = self.sequences[seq_id], start + len(rows)
+            at = max(start, self._first_row)
+            while at < end:
+                stop = min(end, at + batch.capacity - batch.num_rows)
+                tokens = states.tokens[at:stop] if batch.has_tokens else [0] * (stop - at)
+                batch.add_rows(
+                    self.id_of(seq_id, head), at, tokens, rows[at - start : stop - start]
+                )
+                added.append((states, stop))
+                at = stop
+                if batch.num_rows == batch.capacity:
+                    self._decode_added(added, head)
+            added.append((states, end))
+        self._decode_added(added, head)
+
+    def _decode_added(self, added: list[tuple[TargetStates, int]], head: int) -> None:
+        """Decode the batch of verified rows, and record up to where they are in the caches."""
+        if self._rows.num_rows:
+            self.context.decode(self._rows)
+            self.num_decoded += self._rows.num_rows
+            self._rows.clear()
+        for states, end in added:
+            states.read[head] = states.held[head] = end
+        added.clear()
 
     def decode(self) -> NDArray[np.float32]:
         """Decode the batch; returns its logits."""

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.speculators.base_caches import CONTEXT_FULL, MERGED_ROWS, FollowingSpeculator
-from headstart.speculators.base_models import SAMPLE_ROWS, GrowingDraft, times_of
+from headstart.speculators.base import SAMPLE_ROWS, times_of
+from headstart.speculators.base_caches import CONTEXT_FULL, FollowingSpeculator
 from headstart.speculators.target_states import TargetStates
 from headstart.text.vocabulary.draft_tokenizer import DraftBuilder, Preference
 from headstart.types import (
@@ -23,6 +23,8 @@ from headstart.types import (
     DraftRequest,
 )
 from headstart.types.state_batch import DraftContext
+
+MERGED_ROWS = 8  # a draft with more rows to read than this may have to wait
 
 
 class StateSpeculator(FollowingSpeculator):
@@ -36,51 +38,46 @@ class StateSpeculator(FollowingSpeculator):
     def __init__(self, context: DraftContext, layers: Sequence[int]) -> None:
         """Draft from the states of these layers of the target."""
         super().__init__(context, layers)
+        blocks, num_heads = context.blocks, context.num_heads
+        # maximum length of a draft; None: no limit. Several heads draft one token each.
+        self._longest = num_heads if num_heads > 1 else None
+        if blocks:
+            self._longest = blocks.size - (not blocks.has_anchor)
+        # maximum rows with outputs that a draft adds to a decode
+        self._rows_per_draft = blocks.size if blocks else 1 + num_heads
         self._preference = Preference("auto")
-        self._last: dict[int, StateDraft] = {}  # the last draft of each sequence
+        self._last: dict[int, DraftBuilder] = {}  # the last draft of each sequence
         self._num_calls = 0
-
-    @property
-    def rows_per_draft(self) -> int:
-        """Maximum rows with outputs that one draft adds to a decode."""
-        return 1 + self.context.num_heads
-
-    @property
-    def longest_draft(self) -> int | None:
-        """Maximum length of a draft; None: no limit."""
-        return None
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Draft with one decode per token, for all requests together."""
         self._num_calls += 1
         drafts = [self._begin(request) for request in requests]
-        most_drafts = self.context.max_outputs // self.rows_per_draft
-        for draft in [d for d in drafts if d.is_active][most_drafts:]:
-            draft.reason = "batch full"
+        most_drafts = self.context.max_outputs // self._rows_per_draft
+        for draft in [d for d in drafts if d.builder.has_room][most_drafts:]:
+            draft.builder.reason = "batch full"
         try:
             self._catch_up(drafts)
             self._draft(drafts)
         except ContextFullError:
             self.make_room([request.seq_id for request in requests])
             for draft in drafts:
-                draft.reason = CONTEXT_FULL
+                draft.builder.reason = CONTEXT_FULL
         for draft in drafts:
-            self.cut(draft.request.seq_id)
-            if draft.builder is not None:
-                self._last[draft.request.seq_id] = draft
-        return [draft.finish(self.unsure) for draft in drafts]
+            self.cut(draft.seq_id)
+            self._last[draft.seq_id] = draft.builder
+        return [draft.builder.to_draft(self.unsure) for draft in drafts]
 
     def _draft(self, drafts: Sequence[StateDraft]) -> None:
         """Extend all drafts as far as they go."""
-        step, active = 0, [draft for draft in drafts if draft.is_active]
+        step, active = 0, [draft for draft in drafts if draft.builder.has_room]
         while active:
             active = self._extend(active, step)
             step += 1
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
         """Verified rows that the first head has not decoded."""
-        states = self.sequences[seq_id]
-        return max(0, states.length - states.read[0])
+        return max(0, self.sequences[seq_id].num_unread(0))
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         """Learn which way of picking tokens is accepted more."""
@@ -120,32 +117,30 @@ class StateSpeculator(FollowingSpeculator):
     def _begin(self, request: DraftRequest) -> StateDraft:
         states, length = self.sequences[request.seq_id], len(request.tokens) - 1
         states.last_used = self._num_calls
-        draft = StateDraft(request, states=states)
-        if states.length != length or not states.num_states:
-            draft.reason = "the target's states are missing"
-            return draft
         room = self.context.context_size - length - 1
-        limit = min(request.max_tokens, self.longest_draft or room, room)
-        if limit <= 0:
-            draft.reason = CONTEXT_FULL
-            return draft
-        states.settle()
-        self.cut(request.seq_id)
-        draft.builder = DraftBuilder(request, limit, self._preference)
-        return draft
+        limit = min(request.max_tokens, self._longest or room, room)
+        builder = DraftBuilder(request, limit, self._preference)
+        if states.length != length or not states.num_states:
+            builder.reason = "the target's states are missing"
+        elif limit <= 0:
+            builder.reason = CONTEXT_FULL
+        else:
+            states.settle()
+            self.cut(request.seq_id)
+        return StateDraft(builder, request.seq_id, states)
 
     def _catch_up(self, drafts: Sequence[StateDraft]) -> None:
         """Decode long texts in parts; their requests get no draft in this call, the others do."""
         room = max(256, 2 * MERGED_ROWS * len(drafts))
-        waiting = [(d.num_unread(0), d) for d in drafts if d.is_active]
+        waiting = [(d.states.num_unread(0), d) for d in drafts if d.builder.has_room]
         for num_rows, draft in sorted(waiting, key=lambda pair: pair[0]):
             if num_rows <= MERGED_ROWS:
                 continue
             if room > 0:
-                self.read(draft.request.seq_id, 0, room)
+                self.read(draft.seq_id, 0, room)
             room -= num_rows
-            if draft.num_unread(0):
-                draft.reason = self.reading
+            if draft.states.num_unread(0):
+                draft.builder.reason = self.reading
 
     def _extend(self, drafts: Sequence[StateDraft], step: int) -> list[StateDraft]:
         """Decode the next token of each draft; returns the drafts that continue.
@@ -154,7 +149,7 @@ class StateSpeculator(FollowingSpeculator):
         """
         head = step if self.context.num_heads > 1 else 0
         batch, is_first = self.batch, step == 0 or head > 0
-        firsts = self._catch_up_heads(drafts, head) if is_first else []
+        firsts = self.catch_up([draft.seq_id for draft in drafts], head) if is_first else []
         batch.clear()
         batch.head = head
         if is_first:
@@ -174,14 +169,10 @@ class StateSpeculator(FollowingSpeculator):
                 going.append(draft)
         return going
 
-    def _catch_up_heads(self, drafts: Sequence[StateDraft], head: int) -> list[NDArray[np.float32]]:
-        """State inputs of the drafts' first rows."""
-        return self.catch_up([draft.request.seq_id for draft in drafts], head)
-
     def _add(self, draft: StateDraft, head: int, first: NDArray[np.float32]) -> int:
         """Add the rows of the newest token and of the draft; returns their end in the batch."""
-        states, batch, tokens = draft.states, self.batch, draft.tokens
-        own, length = self.id_of(draft.request.seq_id, head), draft.states.length
+        states, batch, tokens = draft.states, self.batch, draft.builder.tokens
+        own, length = self.id_of(draft.seq_id, head), draft.states.length
         batch.add_rows(own, length, [draft.newest], first)
         if tokens:
             batch.add_rows(own, length + 1, tokens, np.stack(draft.guessed))
@@ -190,22 +181,19 @@ class StateSpeculator(FollowingSpeculator):
 
     def _add_next(self, drafts: Sequence[StateDraft]) -> None:
         """Add one row per draft, for its last token."""
-        batch = self.batch
+        # one that reads the target's cache drafts all tokens at one position
+        batch, is_further = self.batch, not self.context.shares_target
         tokens: list[int] = []
         positions: list[int] = []
         seq_ids: list[int] = []
         for draft in drafts:
-            seq_id, so_far = draft.request.seq_id, draft.tokens
+            so_far = draft.builder.tokens
             batch.states[len(tokens)] = draft.guessed[-1]
             tokens.append(so_far[-1])
-            positions.append(self._position(draft, len(so_far)))
-            seq_ids.append(self.id_of(seq_id, 0))
+            positions.append(draft.states.length + is_further * len(so_far))
+            seq_ids.append(self.id_of(draft.seq_id, 0))
             draft.states.held[0] = positions[-1] + 1
         batch.extend(seq_ids, positions, tokens)
-
-    def _position(self, draft: StateDraft, num_tokens: int) -> int:
-        """Position of the last of `num_tokens` draft tokens."""
-        return draft.states.length + num_tokens
 
     def _draft_nothing(self) -> None:
         """Run one draft round in the empty sequence 0."""
@@ -217,46 +205,29 @@ class StateSpeculator(FollowingSpeculator):
         self.context.decode(batch)
 
     def _read_nothing(self, num_rows: int) -> None:
-        """Decode `num_rows` rows in the empty sequence 0."""
-        batch = self.batch
-        batch.clear()
-        batch.head = 0
-        states = np.zeros((num_rows, self.width), np.float32)
-        self.add_verified(0, 1, [0] * num_rows, states)
-        if batch.num_rows:
+        """Read rows of zeros into the empty sequence 0."""
+        if self._caches:
+            batch, tokens = self._rows, [0] * num_rows
+            batch.clear()
+            batch.head = 0
+            (states,) = self._encoded([np.zeros((num_rows, self.width), np.float32)])
+            batch.add_rows(0, 1, tokens, states)
             self.context.decode(batch)
 
 
 @dataclass(slots=True)
-class StateDraft(GrowingDraft):
-    """The draft of one request. `scores` come from a head that is more accurate than the logits."""
+class StateDraft:
+    """The draft of one request."""
 
-    states: TargetStates = field(kw_only=True)
+    builder: DraftBuilder
+    seq_id: int
+    states: TargetStates
     guessed: list[NDArray[np.float32]] = field(default_factory=list)  # states before draft tokens
-    has_ended: bool = False
-
-    @property
-    def is_active(self) -> bool:
-        return self.has_room and not self.has_ended
-
-    @property
-    def tokens(self) -> list[int]:
-        """The draft tokens so far."""
-        return [] if self.builder is None else self.builder.tokens
 
     @property
     def newest(self) -> int:
         """The last token of the text."""
-        return self.request.tokens[-1]
-
-    def num_unread(self, head: int) -> int:
-        """Verified rows that a head has not decoded."""
-        return self.states.length - self.states.read[head]
-
-    @property
-    def limit(self) -> int:
-        """Maximum number of tokens."""
-        return 0 if self.builder is None else self.builder.limit
+        return self.builder.request.tokens[-1]
 
     def extend(
         self,
@@ -271,19 +242,16 @@ class StateDraft(GrowingDraft):
             state: the model's estimate of the target's state there.
             score: the probability of acceptance, if known better than from the logits.
         """
-        assert self.builder is not None
-        least = self.request.min_confidence
+        builder = self.builder
+        least, token = builder.request.min_confidence, None
         if score is None:
-            self.has_ended = self.builder.extend(logits, least) is None
-        elif not (score >= least and self.builder.extend(logits, 0.0) is not None):
-            self.has_ended = True
-        else:
-            self.scores.append(score)
-        if is_active := self.is_active:
-            self.guessed.append(state.copy())
-        return is_active
-
-    def learn(self, emitted: Sequence[int]) -> None:
-        """Learn from the tokens that the target emitted after the draft's start."""
-        if self.builder is not None:
-            self.builder.learn(emitted)
+            token = builder.extend(logits, least)
+        elif score >= least:
+            token = builder.extend(logits, 0.0)
+        if token is None:
+            builder.limit = len(builder.tokens)
+            return False
+        if score is not None:
+            builder.confidence[-1] = score
+        self.guessed.append(state.copy())
+        return builder.has_room

@@ -33,21 +33,13 @@ class DflashSpeculator(StateSpeculator):
         self.blocks: Blocks = context.blocks
         self._block = Batch(context.max_batch_tokens)
 
-    @property
-    def rows_per_draft(self) -> int:
-        return self.blocks.size
-
-    @property
-    def longest_draft(self) -> int | None:
-        return self.blocks.size - (not self.blocks.has_anchor)
-
     def _draft(self, drafts: Sequence[StateDraft]) -> None:
-        active = [draft for draft in drafts if draft.is_active]
+        active = [draft for draft in drafts if draft.builder.has_room]
         if not active:
             return
         self._read(active)
         first = int(not self.blocks.has_anchor)  # the row that drafts the first token
-        size = first + max(draft.limit for draft in active)
+        size = first + max(draft.builder.limit for draft in active)
         logits, states = self._decode(active, size)
         for index, draft in enumerate(active):
             for row in range(index * size + first, (index + 1) * size):
@@ -57,13 +49,14 @@ class DflashSpeculator(StateSpeculator):
 
     def _read(self, drafts: Sequence[StateDraft]) -> None:
         """Decode the states of verified tokens, including the last one, which the block follows."""
+        parts = []
         for draft in drafts:
-            states, start, end = draft.states, draft.states.read[0], draft.states.length + 1
+            states, start = draft.states, draft.states.read[0]
             states.count_missing(start)
-            self.add_features(draft.request.seq_id, start, states.before(start, end))
-        self.read_features()
+            parts.append((draft.seq_id, start, states.before(start, states.length + 1)))
+        self.decode_rows(parts, 0)
         for draft in drafts:
-            draft.states.expect(draft.request.tokens[-1], 0)
+            draft.states.expect(draft.newest, 0)
 
     def _decode(
         self, drafts: Sequence[StateDraft], size: int
@@ -72,8 +65,8 @@ class DflashSpeculator(StateSpeculator):
         self._block.clear()
         masks = [self.blocks.mask_id] * (size - 1)
         for draft in drafts:
-            seq_id, start = draft.request.seq_id, draft.states.length + 1
-            self._block.add(seq_id, start, [draft.request.tokens[-1], *masks], size)
+            start = draft.states.length + 1
+            self._block.add(draft.seq_id, start, [draft.newest, *masks], size)
             draft.states.held[0] = start + size
         logits = self.context.decode(self._block)
         self.num_decoded += self._block.num_rows

@@ -26,8 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config import option
-from headstart.speculators.base import Speculator, register
-from headstart.speculators.base_models import SAMPLE_ROWS, times_of
+from headstart.speculators.base import SAMPLE_ROWS, Speculator, register, times_of
 from headstart.speculators.draft_model_progress import CachedSequence, DraftInProgress, closed_half
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.vocabulary.draft_tokenizer import make_draft_tokenizer
@@ -40,7 +39,6 @@ from headstart.types.media import PLACEHOLDER, chunk_begin, readable
 # a separate batch to keep the state after them; _LONG or more get a checkpoint _OPEN_END tokens
 # before their end, because another request may differ there.
 _AGAIN, _LONG, _OPEN_END = 16, 64, 4
-_NO_LOGITS = np.empty((0, 0), np.float32)
 
 
 @register
@@ -141,10 +139,8 @@ class DraftModelSpeculator(Speculator):
 
     def _propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         self._num_calls += 1
-        drafts = [DraftInProgress(r, sequence=self._sequences[r.seq_id]) for r in requests]
         room = min(max(self.most_read, 2 * len(requests)), self._batch.capacity)
-        for drafting in drafts:
-            self._prepare(drafting, room)
+        drafts = [self._prepare(request, room) for request in requests]
         # requests with short texts first: a long prompt is decoded in parts
         for drafting in sorted(drafts, key=lambda s: s.num_catch_up):
             self._catch_up(drafting, room)
@@ -158,11 +154,12 @@ class DraftModelSpeculator(Speculator):
             if self._keeps_states:
                 self._keep_settled(active)
         self._share_prompts(drafts)
-        return [s.finish("draft model is unsure") for s in drafts]
+        return [s.finish() for s in drafts]
 
     def _share_prompts(self, drafts: Sequence[DraftInProgress]) -> None:
         """Share prompts just decoded with requests that have the same prefix."""
-        readers = [s for s in drafts if s.sequence.prompt and s.is_read and not s.sequence.gap]
+        whole = [s for s in drafts if s.sequence.prompt and not s.sequence.gap]
+        readers = [s for s in whole if not s.builder.reason]
         for drafting in readers:
             drafting.sequence.prompt = ()
         for drafting in readers:
@@ -172,11 +169,11 @@ class DraftModelSpeculator(Speculator):
                     if held > sequence.num_caught_up:  # shared with the next draft
                         sequence.num_caught_up, sequence.is_new = held, True
 
-    def _prepare(self, drafting: DraftInProgress, room: int) -> None:
+    def _prepare(self, request: DraftRequest, room: int) -> DraftInProgress:
         """Truncate the cache to the prefix it shares with the history; of the rest, up to `room`
         tokens become pending.
         """
-        request, sequence = drafting.request, drafting.sequence
+        sequence = self._sequences[request.seq_id]
         sequence.last_used = self._num_calls
         is_new = sequence.is_new
         history = sequence.tokenizer.to_draft_tokens(
@@ -194,10 +191,16 @@ class DraftModelSpeculator(Speculator):
         known = max(0, min(sequence.synced, num_stable, len(sequence.tokens)))
         shared = min(common_prefix_length(sequence.tokens, history, known), len(history) - 1)
         shared = chunk_begin(history, shared)
+        limit = min(
+            sequence.tokenizer.num_draft_tokens(request.max_tokens),
+            self.engine.context_size - len(history),
+        )
+        builder = sequence.tokenizer.begin(request, limit)
+        drafting = DraftInProgress(request, builder, sequence)
         sequence.last, sequence.start = None, len(request.tokens)
         if shared < 0 or not sequence.tokenizer.can_draft:
-            drafting.reason = "draft model has no text to continue"
-            return
+            builder.reason = "draft model has no text to continue"
+            return drafting
         if shared < len(sequence.tokens):
             shared = self.engine.rewind(request.seq_id, shared)
             del sequence.tokens[shared:]
@@ -205,19 +208,16 @@ class DraftModelSpeculator(Speculator):
         sequence.synced = (
             shared if len(request.tokens) == sequence.num_history else min(sequence.synced, shared)
         )
-        limit = min(
-            sequence.tokenizer.num_draft_tokens(request.max_tokens),
-            self.engine.context_size - len(history),
-        )
         if limit <= 0:
-            drafting.reason = "draft context full"
-            return
-        drafting.builder = sequence.last = sequence.tokenizer.begin(request, limit)
+            builder.reason = "draft context full"
+            return drafting
+        sequence.last = builder
         drafting.num_catch_up = len(history) - shared
         num_new = len(request.tokens) - sequence.num_history
         drafting.num_settled = sequence.tokenizer.num_settled(history, num_new)
         drafting.pending = list(history[shared : drafting.next_end(shared, room)])
         sequence.num_caught_up = len(request.tokens)
+        return drafting
 
     def _catch_up(self, drafting: DraftInProgress, room: int) -> None:
         """If the pending tokens do not fit into this call, decode a part and draft later."""
@@ -226,7 +226,7 @@ class DraftModelSpeculator(Speculator):
         del drafting.pending[drafting.next_end(known, max(0, room)) - known :]
         if num_catch_up <= len(drafting.pending):
             return
-        drafting.reason = "draft model is processing the prompt"
+        drafting.builder.reason = "draft model is processing the prompt"
         if drafting.pending:
             self._decode([drafting])
             self.engine.checkpoint(drafting.request.seq_id)
@@ -276,20 +276,22 @@ class DraftModelSpeculator(Speculator):
             try:
                 self._decode_images(drafting)
             except EngineError:  # failed to encode: other drafts continue
-                drafting.reason, drafting.pending = "draft model cannot see an image", []
+                drafting.builder.reason = "draft model cannot see an image"
+                drafting.pending = []
                 drafting.sequence.count_held()
         batch.clear()
         for drafting in active:
             position, pending = len(drafting.sequence.tokens), drafting.pending
-            num_outputs = 0 if drafting.reason or not pending else 1
+            num_outputs = 0 if drafting.builder.reason or not pending else 1
             batch.add(drafting.request.seq_id, position, pending, num_outputs)
         np.maximum(batch.tokens, PLACEHOLDER, out=batch.tokens)  # cells of unseen images
-        logits = self.engine.decode(batch) if batch.num_rows else _NO_LOGITS
+        logits = self.engine.decode(batch) if batch.num_rows else np.empty((0, 0), np.float32)
         self.num_decoded += batch.num_rows
         for drafting in active:
             sequence = drafting.sequence
             sequence.tokens += drafting.pending
-            if not drafting.has_begun and len(drafting.request.tokens) == sequence.num_history:
+            is_history = len(drafting.request.tokens) == sequence.num_history
+            if is_history and not drafting.builder.tokens:
                 sequence.synced = len(sequence.tokens)
         return logits
 

@@ -4,48 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.speculators.base_models import GrowingDraft
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.vocabulary.draft_tokenizer import DraftBuilder, DraftTokenizer
-from headstart.types import Draft
+from headstart.types import Draft, DraftRequest
 from headstart.types.media import LoadedChunk, chunk_begin
 
 # at least the first tokens are decoded if the middle of a text is skipped: models rely on them
 # whatever they are (Xiao et al. 2023, "attention sinks", https://arxiv.org/abs/2309.17453)
 FIRST = 4
-
-
-class WithoutGap(Sequence[int]):
-    """A view of a text without part of its middle; slices are lists."""
-
-    def __init__(self, text: Sequence[int], gap: range) -> None:
-        self._text, self._start, self._size = text, gap.start, len(gap)
-
-    def __len__(self) -> int:
-        return len(self._text) - self._size
-
-    @overload
-    def __getitem__(self, key: int) -> int: ...
-
-    @overload
-    def __getitem__(self, key: slice) -> list[int]: ...
-
-    def __getitem__(self, key: int | slice) -> int | list[int]:
-        if isinstance(key, slice):
-            start, stop, step = key.indices(len(self))
-            if step != 1:
-                return [self[index] for index in range(start, stop, step)]
-            edge, size = self._start, self._size
-            before = self._text[min(start, edge) : min(stop, edge)]
-            behind = self._text[max(start, edge) + size : max(stop, edge) + size]
-            return [*before, *behind]
-        index = range(len(self))[key]
-        return self._text[index if index < self._start else index + self._size]
 
 
 @dataclass(slots=True)
@@ -89,8 +59,9 @@ class CachedSequence:
         return min(self.num_caught_up, self.gap.start) if self.gap else self.num_caught_up
 
     def without_gap(self, history: Sequence[int]) -> Sequence[int]:
-        """The history that the cache should hold, as a view."""
-        return WithoutGap(history, self.gap) if self.gap else history
+        """The history that the cache should hold; a copy if something is skipped."""
+        gap = self.gap
+        return [*history[: gap.start], *history[gap.stop :]] if gap else history
 
     def close_gap(self) -> None:
         """From now on, skip nothing of the history."""
@@ -145,22 +116,19 @@ def closed_half(sequences: Mapping[int, CachedSequence], busy: Collection[int]) 
 
 
 @dataclass(slots=True)
-class DraftInProgress(GrowingDraft):
+class DraftInProgress:
     """The draft of one request."""
 
-    sequence: CachedSequence = field(kw_only=True)
+    request: DraftRequest
+    builder: DraftBuilder
+    sequence: CachedSequence
     num_catch_up: int = 0  # tokens of the history that the cache lacks
     num_settled: int = 0  # tokens of the history that stay, whatever is accepted
     pending: list[int] = field(default_factory=list)  # to decode next
 
     @property
     def is_active(self) -> bool:
-        return self.has_room and bool(self.pending)
-
-    @property
-    def is_read(self) -> bool:
-        """Whether the whole history was decoded."""
-        return self.builder is not None and not self.reason
+        return self.builder.has_room and bool(self.pending)
 
     def images(self) -> list[tuple[int, LoadedChunk]]:
         """Images visible to the draft model, and their starts in its cache."""
@@ -188,12 +156,12 @@ class DraftInProgress(GrowingDraft):
 
     def extend(self, logits: NDArray[np.float32]) -> None:
         """Pick the next token from the row after the last one, or end the draft."""
-        assert self.builder is not None
         token = self.builder.extend(logits, self.request.min_confidence)
         self.pending = [] if token is None else [token]
 
-    def finish(self, unsure: str) -> Draft:
-        draft = GrowingDraft.finish(self, unsure)
+    def finish(self) -> Draft:
+        """The finished draft."""
+        draft = self.builder.to_draft("draft model is unsure")
         # all but the last draft token are in the cache if accepted
         self.sequence.num_caught_up += max(0, len(draft.tokens) - 1)
         return draft

@@ -8,13 +8,8 @@ Source: llama.cpp, src/models/gemma4-assistant.cpp and common/speculative.cpp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import NDArray
-
 from headstart.speculators.base import register
-from headstart.speculators.base_states import StateDraft, StateSpeculator
+from headstart.speculators.base_states import StateSpeculator
 
 
 @register
@@ -23,14 +18,3 @@ class Gemma4AssistantSpeculator(StateSpeculator):
 
     name = "gemma4-assistant"
     needs_draft_model = True
-
-    def _catch_up_heads(self, drafts: Sequence[StateDraft], head: int) -> list[NDArray[np.float32]]:
-        """The target has already cached everything before the newest token."""
-        firsts = []
-        for states in (draft.states for draft in drafts):
-            states.count_missing(states.length)
-            firsts.append(states.before(states.length, states.length + 1))
-        return firsts
-
-    def _position(self, draft: StateDraft, num_tokens: int) -> int:
-        return draft.states.length

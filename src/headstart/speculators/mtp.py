@@ -30,10 +30,5 @@ class MtpSpeculator(StateSpeculator):
     def __init__(self, heads: DraftContext) -> None:
         super().__init__(heads, [LAST_STATE])
 
-    @property
-    def longest_draft(self) -> int | None:
-        """Several heads draft one token each."""
-        return self.context.num_heads if self.context.num_heads > 1 else None
-
     def describe(self) -> dict[str, Any]:
         return {"heads": self.context.num_heads} | super().describe()

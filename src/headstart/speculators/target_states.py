@@ -46,6 +46,10 @@ class TargetStates:
         """Number of states kept."""
         return self._count
 
+    def num_unread(self, cache: int) -> int:
+        """Verified rows that a cache lacks; below 0 if it has the next token's, too."""
+        return self.length - self.read[cache]
+
     def observe(self, position: int, tokens: Sequence[int], states: States) -> bool:
         """The target decoded these tokens.
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.harness import (
     AUTO,
     EOS,
@@ -20,7 +18,7 @@ from tests.harness import (
 
 from headstart.control.values import with_gap
 from headstart.speculators.draft_model import DraftModelSpeculator
-from headstart.speculators.draft_model_progress import FIRST, CachedSequence, WithoutGap
+from headstart.speculators.draft_model_progress import FIRST, CachedSequence
 from headstart.types import CacheKind, Draft, DraftRequest
 
 TEXT = [(7 * i + i // 31) % EOS for i in range(100)]
@@ -170,13 +168,3 @@ def test_gaps_that_come_and_go_change_no_text(seed: int, monkeypatch: pytest.Mon
     }
     for seq_id, sequence in drafter._sequences.items():
         assert cells(drafter, seq_id) == sequence.tokens
-
-
-@given(st.lists(st.integers(0, 9), max_size=12), st.data())
-def test_a_view_without_the_gap_reads_like_the_list(text: list[int], data: st.DataObject) -> None:
-    start = data.draw(st.integers(0, len(text)))
-    gap = range(start, data.draw(st.integers(start, len(text))))
-    view, expected = WithoutGap(text, gap), text[: gap.start] + text[gap.stop :]
-    assert list(view) == expected
-    key = data.draw(st.slices(len(expected) + 2))
-    assert view[key] == expected[key]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.structures.prefix import common_prefix_length
-from headstart.types import DraftRequest, TokenChoice
+from headstart.types import NO_DRAFT, Draft, DraftRequest, TokenChoice
 
 if TYPE_CHECKING:
     from headstart.text.vocabulary.translated_sequence import TranslatedSequence
@@ -50,11 +50,17 @@ class DraftBuilder:
     def __init__(self, request: DraftRequest, limit: int, preference: Preference) -> None:
         self.request = request
         self.limit = limit  # most draft-model tokens
+        self.reason = ""  # why there is no draft
         self.tokens: list[int] = []  # of the draft model
+        self.confidence: list[float] = []  # of each
         self._preference = preference
         self._couples = preference.couples
-        self._confidence: list[float] = []
         self._choices: list[TokenChoice] = []
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is a draft, and another token fits."""
+        return not self.reason and len(self.tokens) < self.limit
 
     def extend(self, logits: NDArray[np.float32], min_confidence: float) -> int | None:
         """Pick the next draft-model token from its logits; None ends the draft."""
@@ -71,7 +77,7 @@ class DraftBuilder:
         if legality is not None:
             legality.read_legal((token,))
         self.tokens.append(token)
-        self._confidence.append(confidence)
+        self.confidence.append(confidence)
         self._choices.append(choice)
         return token
 
@@ -85,7 +91,16 @@ class DraftBuilder:
 
     def finish(self) -> tuple[list[int], list[float]]:
         """The draft as target tokens, with a probability for each."""
-        return self.tokens, self._confidence
+        return self.tokens, self.confidence
+
+    def to_draft(self, unsure: str) -> Draft:
+        """The finished draft; `unsure` is the reason if its first token was too unlikely."""
+        if self.reason:
+            return Draft(reason=self.reason, is_ready=False)
+        tokens, confidence = self.finish()
+        if not tokens:
+            return NO_DRAFT if self.tokens else Draft(reason=unsure)
+        return Draft(tokens, confidence)
 
     def num_right(self, emitted: Sequence[int]) -> int:
         """Upper bound of the draft's tokens that agree with these."""
@@ -151,7 +166,7 @@ class TranslatingBuilder(DraftBuilder):
         if token is None or probability < min_confidence:
             return None
         self.tokens.append(token)
-        self._confidence.append(probability)
+        self.confidence.append(probability)
         self._pending = self._pending[len(self._translator.draft.pieces[token]) :]
         if token in self._translator.draft.eog_ids:
             self.limit = len(self.tokens)
@@ -198,7 +213,7 @@ class TranslatingBuilder(DraftBuilder):
         tokens = self._sequence.translate(self.tokens)[: self.request.max_tokens]
         drafted = [len(self._translator.draft.pieces[t]) for t in self.tokens]
         spelled = [len(self._translator.target.pieces[t]) for t in tokens]
-        return tokens, spread(self._confidence, drafted, spelled, self._num_healed)
+        return tokens, spread(self.confidence, drafted, spelled, self._num_healed)
 
     def num_right(self, emitted: Sequence[int]) -> int:
         return len(emitted)

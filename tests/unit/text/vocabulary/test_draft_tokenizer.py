@@ -115,7 +115,7 @@ def test_noise_is_that_of_the_position_in_the_targets_text(demo: VocabularyTrans
     tokenizer.to_draft_tokens(history, 0)
     builder: Any = tokenizer.begin(DraftRequest(0, history, 8, choose=_choosing(calls, pick)), 8)
     builder.tokens += ours
-    builder._confidence += [1.0] * len(ours)
+    builder.confidence += [1.0] * len(ours)
     logits = np.zeros(demo.draft.size, np.float32)
     logits[demo.draft.ids[b" y"]] = 9.0
     assert builder.extend(logits, 0.0) == demo.draft.ids[b" x"]
