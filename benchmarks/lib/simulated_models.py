@@ -17,13 +17,12 @@ from benchmarks.lib.simulated_slots import (
     places,
 )
 from benchmarks.lib.simulated_texts import Kind, make_model_text, make_text
-from benchmarks.lib.steps import grant
 
-from headstart.control import Allowance, Controller, ModelSlot
-from headstart.control.values import NO_ALLOWANCE, DraftCall, with_gap
+from headstart.control import AskedAnswer, Controller
+from headstart.control.values import DraftCall, with_gap
 from headstart.scheduler.step import Offer, SequencePlan
 from headstart.structures.prefix import common_prefix_length
-from headstart.types import Draft
+from headstart.types import NO_DRAFT, Draft
 
 READ_A_CALL = 256  # tokens that a draft model reads in one call, as DraftModelSpeculator
 
@@ -57,28 +56,28 @@ class ModelSimulation(Simulation):
         return slots
 
     def draft_ms(
-        self, allowances: Sequence[Allowance], scores: Sequence[Sequence[float]], read: int
+        self, granted: Sequence[int], scores: Sequence[Sequence[float]], read: int
     ) -> float:
+        """granted: the longest draft of each slot; scores: of what it drafted."""
         rounds = max(
-            (min(g.max_tokens, len(s) + 1) for g, s in zip(allowances, scores, strict=True)),
-            default=0,
+            (min(most, len(s) + 1) for most, s in zip(granted, scores, strict=True)), default=0
         )
-        busy = sum(g.max_tokens > 0 for g in allowances)
+        busy = sum(most > 0 for most in granted)
         share = rounds * self.model.round_share * (1 + 0.08 * busy) + read * self.model.read_share
         return share * self.cost(1)
 
     def fixed_model(self, length: int, min_confidence: float) -> Score:
-        allowance = Allowance(length, min_confidence)
-
         def lengths(slots: Sequence[Slot]) -> Choice:
             read = read_prompts(slots)
-            ready = [not slot.unread for slot in slots]
-            allowances = [allowance if is_ready else NO_ALLOWANCE for is_ready in ready]
-            scores = [draft_scores(*pair) for pair in zip(slots, allowances, strict=True)]
-            for slot, s, is_ready in zip(slots, scores, ready, strict=True):
-                if is_ready:
+            granted = [0 if slot.unread else length for slot in slots]
+            scores = [
+                draft_scores(slot, most, min_confidence)
+                for slot, most in zip(slots, granted, strict=True)
+            ]
+            for slot, s, most in zip(slots, scores, granted, strict=True):
+                if most:
                     slot.catch_up_to(len(s))
-            return Choice([len(s) for s in scores], self.draft_ms(allowances, scores, read))
+            return Choice([len(s) for s in scores], self.draft_ms(granted, scores, read))
 
         return self.run(lengths)
 
@@ -97,7 +96,7 @@ def read_prompts(slots: Sequence[Slot]) -> int:
     return READ_A_CALL - room
 
 
-def draft_scores(slot: Slot, allowance: Allowance, lead: int = 0) -> list[float]:
+def draft_scores(slot: Slot, max_tokens: int, min_confidence: float, lead: int = 0) -> list[float]:
     """Scores of what the model drafts behind `lead` tokens: up to the first one below the limit, or
     past its first mistake.
 
@@ -105,8 +104,8 @@ def draft_scores(slot: Slot, allowance: Allowance, lead: int = 0) -> list[float]
     """
     scores: list[float] = []
     start, guesses = slot.at + lead, slot.text if slot.guesses is None else slot.guesses
-    for place in guesses[start : start + allowance.max_tokens]:
-        if place.confidence < allowance.min_confidence:
+    for place in guesses[start : start + max_tokens]:
+        if place.confidence < min_confidence:
             break
         scores.append(place.confidence)
     return scores
@@ -129,8 +128,6 @@ class AutoModel(Learner):
 
     def lengths(self, slots: Sequence[Slot]) -> Choice:
         plan, milliseconds = self.begin(slots), 0.0
-        if self.controller.skips_step(plan, ["text"] * self.has_texts, ["model"]):
-            return self.assign_rows()
         if self.has_texts:
             self.offer_texts(slots)
         if self.controller.may_ask_model_now("model"):
@@ -149,47 +146,48 @@ class AutoModel(Learner):
         plan, answers = self.plan, self.plan.answers
         assert plan.shape is not None
         leads = [_lead(answer.survival) for answer in answers]
-        model_slots = [
-            ModelSlot(
-                slot.number,
+        own = [
+            AskedAnswer(
+                answer,
                 LONGEST,
-                slot.catch_up,
+                NO_DRAFT,
+                catch_up=slot.catch_up,
                 recent=min(slot.unread, READ_A_CALL),
                 prefix=answer.survival[-1] if lead else 1.0,
                 to_beat=0.0 if lead else sum(answer.survival),
             )
             for slot, lead, answer in zip(slots, leads, answers, strict=True)
         ]
-        allowed = grant(self.controller, {"model": model_slots}, plan.shape)["model"]
-        asked = [i for i, allowance in enumerate(allowed) if allowance.max_tokens]
+        self.controller.grant({"model": own}, plan.shape)
+        asked = [i for i, one in enumerate(own) if one.num_granted]
         for i in asked:
-            if allowed[i].can_skip:
+            if own[i].skips:
                 slots[i].skip(READ_A_CALL)
             else:
                 slots[i].close_gap()
         num_read = read_prompts([slots[i] for i in asked])
         drafting = [i for i in asked if not slots[i].unread]
-        granted = [allowed[i] for i in asked]
-        for i in asked:
-            if slots[i].unread:
-                allowed[i] = NO_ALLOWANCE
-        scores = [draft_scores(*one) for one in zip(slots, allowed, leads, strict=True)]
+        granted = [
+            0 if slot.unread else one.num_granted for slot, one in zip(slots, own, strict=True)
+        ]
+        scores = [
+            draft_scores(slot, most, one.min_confidence, lead)
+            for slot, most, one, lead in zip(slots, granted, own, leads, strict=True)
+        ]
         num_read += sum(leads[i] for i in drafting)
-        milliseconds = self.simulation.draft_ms(allowed, scores, num_read)
+        milliseconds = self.simulation.draft_ms(granted, scores, num_read)
         self.num_drafts += len(drafting)
         if asked:
-            drafts = [
-                Draft([0] * len(scores[i]), scores[i], "model", is_ready=not slots[i].unread)
-                for i in asked
-            ]
-            call = DraftCall("model", [answers[i] for i in asked], drafts, milliseconds)
-            call.slots, call.allowances = [model_slots[i] for i in asked], granted
-            call.catch_up = num_read
+            for i in asked:
+                is_ready = not slots[i].unread
+                own[i].draft = Draft([0] * len(scores[i]), scores[i], "model", is_ready=is_ready)
+            called = [own[i] for i in asked]
+            call = DraftCall("model", called, milliseconds, is_model=True, catch_up=num_read)
             plan.calls.append(call)
         for i in drafting:
             slots[i].catch_up_to(len(scores[i]))
             if scores[i]:
-                name = with_gap("model") if allowed[i].can_skip else "model"
+                name = with_gap("model") if own[i].skips else "model"
                 self.offer_model(answers[i], slots[i], scores[i], name, leads[i])
         return milliseconds
 
@@ -211,7 +209,7 @@ class AutoModel(Learner):
 
 
 def _lead(survival: Sequence[float]) -> int:
-    """Tokens of the text's draft that a model continues, as `ModelDrafting`; 0: it begins anew."""
+    """Tokens of the text's draft that a model continues, as `_num_continued`; 0: it begins anew."""
     is_continued = survival and survival[-1] * 2.0 > 2.0 - sum(survival)
     return len(survival) if is_continued else 0
 
@@ -240,7 +238,7 @@ class BothSimulation(ModelSimulation):
 
         def lengths(slots: Sequence[Slot]) -> Choice:
             choice = policy.lengths(slots)
-            has_run = any(call.allowances for call in policy.plan.calls)
+            has_run = any(call.is_model for call in policy.plan.calls)
             self.disturbed_ms = self.disturbance * self.cost(1) if has_run else 0.0
             return choice
 

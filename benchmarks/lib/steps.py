@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-from headstart.control import Allowance, Controller, ModelSlot, Step
-from headstart.control.values import NO_ALLOWANCE, DraftCall
+from headstart.control import AskedAnswer, Controller, Step
+from headstart.control.values import DraftCall
 from headstart.scheduler.policy import Policy
 from headstart.scheduler.sequence import Ending
 from headstart.scheduler.step import End, SequencePlan, StepPlan, StepRecord
-from headstart.types import Batch, Draft, DraftMode
+from headstart.types import NO_DRAFT, Batch, Draft, DraftMode
 
 NO_BATCH = Batch(1)  # nothing is decoded
 
@@ -52,23 +52,30 @@ def assign_rows(
     """The plan with what control gives to these drafts, which took so long."""
     plan = make_plan(step, drafts)
     if sunk_ms:
-        plan.calls.append(model_call([Allowance()], [None], sunk_ms))
+        plan.calls.append(model_call([allowed(0)], [None], sunk_ms))
     controller.assign_rows(plan)
     return plan
 
 
+def model_slot(number: int, max_tokens: int = 16, catch_up: int = 0, **fields: Any) -> AskedAnswer:
+    """An answer that a draft model could draft for."""
+    (answer,) = make_plan(Step(1, 1, 0), numbers=[number]).answers
+    return AskedAnswer(answer, max_tokens, NO_DRAFT, catch_up=catch_up, **fields)
+
+
+def allowed(length: int, **fields: Any) -> AskedAnswer:
+    """An answer that a draft model may draft so many tokens for."""
+    return model_slot(0, length, num_granted=length, **fields)
+
+
 def grant(
-    controller: Controller, model_slots: Mapping[str, Sequence[ModelSlot]], step: Step
-) -> dict[str, list[Allowance]]:
+    controller: Controller, model_slots: Mapping[str, Sequence[AskedAnswer]], step: Step
+) -> dict[str, list[AskedAnswer]]:
     """How far control lets each draft model draft for its slots."""
-    granted, nobody = controller.grant(model_slots, step), ("", NO_ALLOWANCE)
-    return {
-        name: [
-            allowance if drafter == name else NO_ALLOWANCE
-            for drafter, allowance in (granted.get(slot.number, nobody) for slot in slots)
-        ]
-        for name, slots in model_slots.items()
-    }
+    # the slots may be asked about again
+    asked = {name: [replace(slot) for slot in slots] for name, slots in model_slots.items()}
+    controller.grant(asked, step)
+    return asked
 
 
 def make_record(plan: StepPlan, milliseconds: float = 0.0, num_prompt_rows: int = 0) -> StepRecord:
@@ -98,7 +105,7 @@ def decode(controller: Controller, rows: int, context: int, milliseconds: float)
 
 
 def model_call(
-    allowances: Sequence[Allowance],
+    granted: Sequence[AskedAnswer],
     scores: Sequence[Sequence[float] | None],
     milliseconds: float,
     catch_up: int = 0,
@@ -110,8 +117,8 @@ def model_call(
         Draft((), (), name, is_ready=False) if one is None else Draft([0] * len(one), one, name)
         for one in scores
     ]
-    answers = make_plan(Step(len(drafts), len(drafts), 0)).answers
-    return DraftCall(name, answers, drafts, milliseconds, [], [*allowances], catch_up)
+    asked = [replace(one, draft=draft) for one, draft in zip(granted, drafts, strict=True)]
+    return DraftCall(name, asked, milliseconds, is_model=True, catch_up=catch_up)
 
 
 def ran(
@@ -128,13 +135,15 @@ def ran(
     All are verified, in a step that takes as long as expected.
     """
     plan = make_plan(step, numbers=[*range(number, number + step.num_slots)])
-    call = replace(call, answers=plan.answers[: len(call.drafts)])
+    own = zip(call.asked, plan.answers, strict=False)
+    call = replace(call, asked=[replace(one, answer=answer) for one, answer in own])
     plan.calls.append(call)
     plan.is_asynchronous = True  # then no time is read from the record
     record = make_record(plan)
     results = dict(zip(plan.answers, record.results, strict=True))
-    for answer, _, draft in call.drafted:
-        answer.num_verified = length = len(draft.tokens)
+    for one in call.drafted:
+        answer, length = one.answer, len(one.draft.tokens)
+        answer.num_verified = length
         answer.sources = [call.speculator] * length
         right = length if num_right is None else num_right
         results[answer].emitted = (0,) * (1 + right)

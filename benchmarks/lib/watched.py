@@ -121,7 +121,7 @@ class Watchdog(threading.Thread):
 def watch() -> None:
     """Put the watchdog into the loop; in the engine process, before it begins."""
     from headstart.engine.context import LlamaEngine
-    from headstart.scheduler.model_drafting import ModelDrafting
+    from headstart.scheduler import model_drafting
     from headstart.scheduler.scheduler import Scheduler
     from headstart.worker import loop
 
@@ -137,7 +137,7 @@ def watch() -> None:
     ):
         setattr(kind, method, dog.piece(name, getattr(kind, method)))
     idle = (Scheduler, "wait_for_threads")  # only if there is nothing else to do
-    decodes = (LlamaEngine, "launch"), (LlamaEngine, "wait"), (ModelDrafting, "_draft")
+    decodes = (LlamaEngine, "launch"), (LlamaEngine, "wait"), (model_drafting, "_draft")
     whole = (LlamaEngine, "save_sequence"), (LlamaEngine, "restore_sequence")
     for kind, name in (*decodes, *whole, idle):
         setattr(kind, name, dog.decode(getattr(kind, name)))

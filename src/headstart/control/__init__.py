@@ -3,6 +3,6 @@ at `controller`.
 """
 
 from headstart.control.controller import Controller
-from headstart.control.values import Allowance, ModelSlot, Step
+from headstart.control.values import AskedAnswer, Step
 
-__all__ = ["Allowance", "Controller", "ModelSlot", "Step"]
+__all__ = ["AskedAnswer", "Controller", "Step"]

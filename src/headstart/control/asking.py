@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
 
 from headstart.control.values import FAST, MOST_TRIALS, SLOW, TRIAL_SHARE
 
@@ -32,14 +31,8 @@ class AskingBudget:
         self.wait(num_slots)
         return False
 
-    def steps_to_skip(self, num_slots: int) -> int:
-        """Number of steps in which it should not be asked."""
-        if self.savings >= 0.0 or self.gain >= self.cost or not self.slot_ms:
-            return 0
-        return ceil(-self.savings / (TRIAL_SHARE * self.slot_ms * num_slots))
-
     def wait(self, num_slots: int) -> None:
-        """Accrue budget for slots, of one or several steps, for which it is not asked."""
+        """Accrue budget for the slots of a step."""
         self.savings += num_slots * TRIAL_SHARE * self.slot_ms
 
     def earned(self, milliseconds: Sequence[float], slot_ms: float) -> None:

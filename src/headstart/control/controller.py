@@ -11,7 +11,7 @@ instruments, in milliseconds and tokens:
 
 One step:
 
-    controller.skips_step(plan), may_ask_now(...)         which speculators are asked
+    controller.may_ask_now(...), may_ask_model_now(...)   which speculators are asked
     controller.survival(...), best(...)                   the value of a draft
     controller.grant(slots, step)                         how far draft models draft
     controller.assign_rows(plan)                          how many tokens of each draft are verified
@@ -20,7 +20,7 @@ One step:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from headstart.control.asking import AskingBudget
@@ -29,7 +29,7 @@ from headstart.control.calibration import Calibration
 from headstart.control.cost import CostTable
 from headstart.control.model_planner import ModelDraftPlanner
 from headstart.control.state import StateFile, encode, restore
-from headstart.control.values import Allowance, DraftCall, ModelSlot, Step
+from headstart.control.values import DraftCall, Step
 from headstart.types import DraftMode
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ class Controller:
         self._budget = Budget(self._cost)
         self._model_planner = ModelDraftPlanner(self._cost, self._budget, self._calibration)
         self._asking: dict[str, AskingBudget] = {}  # by text speculator
-        # upcoming and past steps in which no speculator is asked, and for which requests
-        self._num_to_skip, self._num_skipped, self._skipped_numbers = 0, 0, list[int]()
         # calls passed on to one instrument
         self.survival = self._calibration.survival
         self.trust_scores = self._calibration.trust_scores
@@ -56,46 +54,12 @@ class Controller:
         self.learn_costs = self._cost.calibrate
         self.learn_draft_costs = self._model_planner.calibrate
         self.may_ask_model_now = self._model_planner.may_ask_now
-
-    def skips_step(self, plan: StepPlan, texts: Sequence[str], models: Sequence[str]) -> bool:
-        """Whether to ask no speculator in this step, because none has paid for some time.
-
-        Its duration is computed once; each further step costs one comparison.
-        """
-        numbers = [answer.sequence.number for answer in plan.answers]
-        if self._num_to_skip and numbers == self._skipped_numbers:
-            self._num_to_skip -= 1
-            self._num_skipped += 1
-            return True
-        if self._num_skipped:
-            for name in texts:
-                self._asking[name].wait(self._num_skipped * len(self._skipped_numbers))
-            for name in models:
-                self._model_planner.wait(name, self._num_skipped)
-        self._num_to_skip = self._num_skipped = 0
-        for answer in plan.answers:
-            policy, text = answer.sequence.policy, answer.sequence.text
-            if policy.reason or policy.mode is not DraftMode.AUTO or text.legality:
-                return False
-        waits = [*map(self._model_planner.steps_to_skip, models)]
-        for name in texts:
-            asking = self._asking.get(name)
-            waits.append(asking.steps_to_skip(len(numbers)) if asking else 0)
-        if (num_steps := min(waits, default=1)) < 1:
-            return False
-        self._num_to_skip, self._num_skipped, self._skipped_numbers = num_steps - 1, 1, numbers
-        return True
+        self.grant = self._model_planner.plan
 
     def may_ask_now(self, speculator: str, num_slots: int) -> bool:
         """Whether to ask a text speculator for `num_slots` answers; call it once per step."""
         asking = self._asking.get(speculator)
         return asking is None or asking.may_ask_now(num_slots)
-
-    def grant(
-        self, slots: Mapping[str, Sequence[ModelSlot]], step: Step
-    ) -> dict[int, tuple[str, Allowance]]:
-        """Which draft model drafts for which request, by number, and how far."""
-        return self._model_planner.plan(slots, step)
 
     def assign_rows(self, plan: StepPlan) -> None:
         """Write into the plan how many draft tokens each answer verifies (all 0: none in this
@@ -104,7 +68,7 @@ class Controller:
         assert plan.shape is not None
         sunk_ms = 0.0
         for call in plan.calls:
-            if call.allowances and not call.is_probe:  # probes are paid from their own budget
+            if call.is_model and not call.is_probe:  # probes are paid from their own budget
                 sunk_ms += call.milliseconds
         self._budget.assign_rows(plan, sunk_ms)
 
@@ -112,8 +76,9 @@ class Controller:
         """Update all estimates from a step: costs, and the fate of all offers so far."""
         plan = record.plan
         if plan.shape is not None and plan.calls:
-            models = [call for call in plan.calls if call.allowances]
-            texts = [call for call in plan.calls if not call.allowances]
+            models, texts = list[DraftCall](), list[DraftCall]()
+            for call in plan.calls:
+                (models if call.is_model else texts).append(call)
             if models:
                 self._read_models(record, models, plan.shape)
             if texts and plan.asking_ms > 0.0:
@@ -144,7 +109,7 @@ class Controller:
         token_ms = plain_ms / step.num_slots / self._budget.speedup
         for call in calls:
             name = call.speculator
-            texts = {slot.number: slot.to_beat for slot in call.slots}
+            texts = {one.number: one.to_beat for one in call.asked}
             saved_ms = -more_ms / len(calls)
             for result in record.results:
                 answer, sources = result.plan, result.plan.sources
@@ -163,15 +128,15 @@ class Controller:
         # charge each speculator its own time: a slow one disables only itself
         num_asked = 0
         for call in calls:
-            num_asked += len(call.answers)
+            num_asked += len(call.asked)
             shared_ms -= call.milliseconds
         shared_ms = max(0.0, shared_ms) / num_asked
         slot_ms = self._budget.plain_ms(step) / step.num_slots
         for call in calls:
             name, saved = call.speculator, list[float]()
             asking = self._asking.setdefault(name, AskingBudget())
-            asking.took(shared_ms + call.milliseconds / len(call.answers))
-            for answer in call.answers:
+            asking.took(shared_ms + call.milliseconds / len(call.asked))
+            for answer in [one.answer for one in call.asked]:
                 if answer.sequence.policy.mode is DraftMode.FIXED:
                     continue  # asked in any case; its savings are not computed
                 is_verified = name in answer.sources[: answer.num_verified]

@@ -22,7 +22,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.control.values import FADE, FAST, WEIGHT, Allowance
+from headstart.control.values import FADE, FAST, WEIGHT
 
 Array = NDArray[np.float64]
 
@@ -48,12 +48,18 @@ class Profile:
         self._passed = [factor * count for count in self._passed]
 
     def learn(
-        self, confidence: Sequence[float], survival: Sequence[float], allowance: Allowance
+        self,
+        confidence: Sequence[float],
+        survival: Sequence[float],
+        max_tokens: int,
+        min_confidence: float = 0.0,
     ) -> None:
-        """Count one draft; if it is shorter than allowed, its next score was below the limit."""
+        """Count one draft; if it is shorter than `max_tokens`, its next score was below the limit
+        `min_confidence`.
+        """
         came, passed = self._came, self._passed
         for cell, limit in zip(range(0, len(came), 4), LIMITS.tolist(), strict=True):
-            if limit < allowance.min_confidence:
+            if limit < min_confidence:
                 continue
             at, before = cell, 1.0
             for score, right in zip(confidence, survival, strict=True):
@@ -65,7 +71,7 @@ class Profile:
                 passed[at + 1] += right
                 at, before = cell + 2, right
             else:
-                if len(confidence) < allowance.max_tokens:
+                if len(confidence) < max_tokens:
                     came[at] += 1.0
                     came[at + 1] += before
 
@@ -97,13 +103,14 @@ class DraftHistory:
         number: int,
         confidence: Sequence[float],
         survival: Sequence[float],
-        allowance: Allowance,
+        max_tokens: int,
+        min_confidence: float = 0.0,
     ) -> None:
-        """Count one draft, both for the model and for the request."""
+        """Count one draft, both for the model and for the request; as `Profile.learn`."""
         request = self.requests.setdefault(number, Profile())
         for profile, factor in ((self._profile, FADE), (request, REQUEST_FADE)):
             profile.fade(factor)
-            profile.learn(confidence, survival, allowance)
+            profile.learn(confidence, survival, max_tokens, min_confidence)
         self._tokens[number] = self._tokens.get(number, 0.0) + 1.0 + sum(survival)
 
     def skip(self, number: int) -> None:

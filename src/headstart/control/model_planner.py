@@ -27,16 +27,15 @@ from headstart.control.cost import CostTable, DraftCost
 from headstart.control.forecast import LIMITS, DraftHistory, forecast
 from headstart.control.probes import PROBE_TOKENS, Probes
 from headstart.control.values import (
-    NO_ALLOWANCE,
     WEIGHT,
-    Allowance,
+    AskedAnswer,
     DraftCall,
-    ModelSlot,
     Step,
     with_gap,
 )
 
 LENGTHS = np.array((1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
+ON_TRIAL = "tried on another slot first"
 REST = 3  # most steps for which a model that was often refused is not planned
 
 
@@ -64,83 +63,75 @@ class ModelDraftPlanner:
         self.drafters: defaultdict[str, ModelState] = defaultdict(ModelState)  # by speculator
         self._answer = 128.0  # mean length of an answer, in tokens
 
-    def plan(
-        self, asked: Mapping[str, Sequence[ModelSlot]], step: Step
-    ) -> dict[int, tuple[str, Allowance]]:
-        """Which of these models drafts for which request, by number, and how far.
+    def plan(self, asked: Mapping[str, Sequence[AskedAnswer]], step: Step) -> None:
+        """Write into the answers, by model, which of them drafts for which, and how far.
 
         A later model takes over a slot only if its expected net gain exceeds that of the earlier
         one. With fixed lengths, the first model is preferred.
         """
-        chosen: dict[int, tuple[str, Allowance]] = {}
-        gains: dict[int, float] = {}  # by number
+        chosen: dict[int, AskedAnswer] = {}  # by number
+        gains: dict[int, float] = {}
         for name, slots in asked.items():
-            by_hand, auto = False, list[ModelSlot]()
+            by_hand, auto = False, list[AskedAnswer]()
             for slot in slots:
                 if slot.fixed_confidence is not None:
-                    by_hand, allowance = True, Allowance(slot.max_tokens, slot.fixed_confidence)
-                    chosen.setdefault(slot.number, (name, allowance))
+                    by_hand = True
+                    if chosen.setdefault(slot.number, slot) is slot:
+                        slot.num_granted = slot.max_tokens
+                        slot.min_confidence = slot.fixed_confidence
                 elif slot.max_tokens > 0:
                     auto.append(slot)
             if not auto:
                 continue
-            self._accrue(name, 1)
+            self._accrue(name)
             tables = self._calibration.tables
             num_labels = tables[name].num_labels + tables[with_gap(name)].num_labels
             if num_labels < WEIGHT:  # until then it does not catch up on every prompt
-                auto = [min(auto, key=lambda slot: slot.catch_up)]
+                auto.sort(key=lambda slot: slot.catch_up)
+                for slot in auto[1:]:
+                    slot.reason = ON_TRIAL
+                del auto[1:]
             for can_skip in (False, True):
                 able = [slot for slot in auto if slot.can_skip or not can_skip]
-                best, allowed, gain = self._best(name, able, step, gains, can_skip=can_skip)
+                best, length, limit, gain = self._best(name, able, step, gains, can_skip=can_skip)
                 for slot in best:
-                    length = min(slot.max_tokens, allowed.max_tokens)
-                    allowance = Allowance(length, allowed.min_confidence, can_skip)
-                    chosen[slot.number] = name, allowance
+                    _grant(slot, length, chosen)
+                    slot.min_confidence, slot.skips = limit, can_skip
                     gains[slot.number] = gains.get(slot.number, 0.0) + gain
             drafter = self.drafters[name]
-            if any(holder == name for holder, _ in chosen.values()):
+            if any(slot.num_granted for slot in slots):
                 drafter.probes.reading, drafter.num_refused = None, 0
             elif not by_hand:
                 probed = self._probe(drafter, auto, step)
                 if probed is not None:
                     slot = next(slot for slot in auto if slot.number == probed)
                     drafter.probes.savings -= gains.get(probed, 0.0)  # taken from another
-                    length = min(slot.max_tokens, PROBE_TOKENS)
-                    allowance = Allowance(length, can_skip=slot.can_skip, is_probe=True)
-                    chosen[probed] = name, allowance
+                    _grant(slot, PROBE_TOKENS, chosen)
+                    slot.skips, slot.is_probe = slot.can_skip, True
                 if not any(slot.to_beat or slot.prefix < 1.0 for slot in slots):
                     drafter.num_refused += 1
                     drafter.rest = min(REST, drafter.num_refused // 8)
         for name, slots in asked.items():
             for slot in slots:
-                if slot.number not in chosen or chosen[slot.number][0] != name:
+                if not slot.num_granted:
                     for one in (name, with_gap(name)):
                         self.drafters[one].history.skip(slot.number)
-        return chosen
 
     def may_ask_now(self, speculator: str) -> bool:
         """Whether to plan for it in this step; call it once per step."""
-        if is_skipped := self.steps_to_skip(speculator) > 0:
-            self.wait(speculator, 1)
-        return not is_skipped
-
-    def steps_to_skip(self, speculator: str) -> int:
-        """Number of steps in which it is not asked."""
         drafter = self.drafters[speculator]
-        probes = drafter.probes
+        probes, rests = drafter.probes, drafter.rest > 0
         if probes.is_closed and self.drafters[with_gap(speculator)].probes.is_closed:
-            return probes.num_waits
-        return 0 if probes.reading is not None else drafter.rest
+            rests = probes.savings < probes.goal
+        if probes.reading is not None or not rests:
+            return True
+        drafter.rest = max(0, drafter.rest - 1)
+        self._accrue(speculator)
+        return False
 
-    def wait(self, speculator: str, num_steps: int) -> None:
-        """Record that the model was skipped for `num_steps` steps."""
-        drafter = self.drafters[speculator]
-        drafter.rest = max(0, drafter.rest - num_steps)
-        self._accrue(speculator, num_steps)
-
-    def _accrue(self, speculator: str, num_steps: int) -> None:
+    def _accrue(self, speculator: str) -> None:
         for name in (speculator, with_gap(speculator)):
-            self.drafters[name].probes.accrue(num_steps)
+            self.drafters[name].probes.accrue()
 
     def begin(self) -> None:
         """Reset rests for a new request: it may be one for which a model pays."""
@@ -155,7 +146,7 @@ class ModelDraftPlanner:
         """
         drafter = self.drafters[call.speculator]
         gapped = with_gap(call.speculator)
-        is_gapped = any(allowance.can_skip for allowance in call.allowances)
+        is_gapped = any(one.skips for one in call.asked)
         account = self.drafters[gapped].probes if is_gapped else drafter.probes
         if call.catch_up is None or not (call.catch_up or call.drafted):  # the call failed
             if call.is_probe:  # charged to the text-complete model, which funded it
@@ -172,13 +163,13 @@ class ModelDraftPlanner:
             reading = call.catch_up * drafter.cost.token(plain)
             account.unpaid += reading / plain
             account.settle((saved_ms - call.milliseconds + reading) / plain)
-        for answer, allowance, draft in call.drafted:
-            number = answer.sequence.number
+        for one in call.drafted:
+            number, scores = one.number, one.draft.confidence
             drafter.probes.called(number)
-            name = gapped if allowance.can_skip else call.speculator
-            survival = self._calibration.survival(name, draft.confidence, number)
+            name = gapped if one.skips else call.speculator
+            survival = self._calibration.survival(name, scores, number)
             history = self.drafters[name].history
-            history.learn(number, draft.confidence, survival, allowance)
+            history.learn(number, scores, survival, one.num_granted, one.min_confidence)
 
     def calibrate(self, speculator: str, round_ms: float, token_ms: float) -> None:
         """Set the prices for one slot, measured before the first request."""
@@ -212,16 +203,17 @@ class ModelDraftPlanner:
     def _best(
         self,
         speculator: str,
-        slots: Sequence[ModelSlot],
+        slots: Sequence[AskedAnswer],
         step: Step,
         gains: Mapping[int, float],
         *,
         can_skip: bool,
-    ) -> tuple[list[ModelSlot], Allowance, float]:
+    ) -> tuple[list[AskedAnswer], int, float, float]:
         """The best plan for these slots, beyond the expected gains of other models: for which slots
-        to draft, how far, and the expected tokens above the price for each.
+        to draft, how far, down to which confidence, and the expected tokens above the price for
+        each.
         """
-        nothing = list[ModelSlot](), NO_ALLOWANCE, 0.0
+        nothing = list[AskedAnswer](), 0, 0.0, 0.0
         if not slots or step.max_draft_rows < 1:
             return nothing
         name = with_gap(speculator) if can_skip else speculator
@@ -263,19 +255,26 @@ class ModelDraftPlanner:
         state.gain = value = float(values[n, limit, length])
         if value <= 0.0:
             return nothing
-        allowed = Allowance(int(LENGTHS[length]), float(LIMITS[limit]), can_skip)
-        return [slots[i] for i in order[: n + 1, limit]], allowed, value / (n + 1)
+        best = [slots[i] for i in order[: n + 1, limit]]
+        return best, int(LENGTHS[length]), float(LIMITS[limit]), value / (n + 1)
 
-    def _num_left(self, slot: ModelSlot) -> float:
+    def _num_left(self, slot: AskedAnswer) -> float:
         """Tokens still to come: the mean answer length, or the rest of max_tokens. Lengths vary so
         much that the length so far says little about the rest.
         """
         return max(1.0, min(slot.num_left, self._answer))
 
-    def _probe(self, drafter: ModelState, slots: Sequence[ModelSlot], step: Step) -> int | None:
+    def _probe(self, drafter: ModelState, slots: Sequence[AskedAnswer], step: Step) -> int | None:
         """The request to probe now, if any."""
         plain = self._budget.plain_ms(step)
         token, price = drafter.cost.token(plain) / plain, drafter.cost.round(1, plain) / plain
         reading = {one.number: token * one.num_recent for one in slots}
         hopes = {one.number: 0.5 * self._num_left(one) / step.num_slots for one in slots}
         return drafter.probes.choose(reading, hopes, PROBE_TOKENS * price)
+
+
+def _grant(slot: AskedAnswer, length: int, chosen: dict[int, AskedAnswer]) -> None:
+    """Let a model draft for this slot, instead of the one chosen before."""
+    if slot.number in chosen:
+        chosen[slot.number].num_granted = 0
+    slot.num_granted, chosen[slot.number] = min(slot.max_tokens, length), slot

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil
 from typing import ClassVar
 
 from headstart.control.values import MOST_TRIALS, TRIAL_SHARE
@@ -41,19 +40,12 @@ class Probes:
     goal: float = 0.0  # cost of the probe to save for
     reading: int | None = None  # the sequence whose prompt it decodes for a probe
 
-    def accrue(self, num_steps: int) -> None:
-        """Accrue budget for `num_steps` steps."""
+    def accrue(self) -> None:
+        """Accrue the budget of a step."""
         if self.savings < self.goal:
-            self.savings += num_steps * TRIAL_SHARE
+            self.savings += TRIAL_SHARE
         if self.balance < 0.0:
-            self.balance += num_steps * TRIAL_SHARE
-
-    @property
-    def num_waits(self) -> int:
-        """Steps until a disabled model may draft again, or be probed."""
-        if self.reading is not None:
-            return 0
-        return max(0, ceil(min(-self.balance, self.goal - self.savings) / TRIAL_SHARE))
+            self.balance += TRIAL_SHARE
 
     @property
     def is_closed(self) -> bool:

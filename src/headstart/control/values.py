@@ -1,6 +1,6 @@
 """Inputs and outputs of control: plain values. Times in milliseconds.
 
-They are never changed; `types` explains why some are not frozen.
+A stage fills in what it decides; nothing else changes them. `types` explains why none is frozen.
 """
 
 from __future__ import annotations
@@ -56,12 +56,14 @@ class Step:
         return self.num_slots * max(lengths, default=0) if self.is_even else sum(lengths)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSlot:
-    """One slot that a draft model could draft for."""
+@dataclass(slots=True)
+class AskedAnswer:
+    """An answer that a speculator may draft for; how far, if it is a model; and what it drafted."""
 
-    number: int
+    answer: SequencePlan
     max_tokens: int  # most tokens it may draft
+    draft: Draft
+    # the rest is for models
     catch_up: int = 0  # tokens to decode first, without the newest one
     num_before: int = 0  # tokens of the text draft that the model would continue
     prefix: float = 1.0  # survival of that draft; 1 without one
@@ -69,6 +71,17 @@ class ModelSlot:
     num_left: int = 2**30  # most tokens still to come
     fixed_confidence: float | None = None  # the user's p_min with a length set by hand; None: auto
     recent: int | None = None  # like `catch_up`, if it skips the middle; None: it cannot
+    # set by `ModelDraftPlanner.plan`
+    num_granted: int = 0  # tokens it may draft; 0: it is not called
+    min_confidence: float = 0.0
+    skips: bool = False  # skips the middle of the text
+    is_probe: bool = False  # not expected to pay: paid from the probe budget
+    reason: str = ""  # why it is not called, if not for its price
+
+    @property
+    def number(self) -> int:
+        """The number of the request."""
+        return self.answer.sequence.number
 
     @property
     def can_skip(self) -> bool:
@@ -81,50 +94,29 @@ class ModelSlot:
         return self.recent if self.recent is not None and self.can_skip else self.catch_up
 
 
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """How far a draft model may draft for one slot; 0 tokens: not at all."""
-
-    max_tokens: int = 0
-    min_confidence: float = 0.0
-    can_skip: bool = False  # skips the middle of the text
-    is_probe: bool = False  # not expected to pay: paid from the probe budget
-
-
-NO_ALLOWANCE = Allowance()
-
-
 @dataclass(slots=True)
 class DraftCall:
     """One call of a speculator, for several answers at once."""
 
     speculator: str
-    answers: list[SequencePlan]
-    drafts: list[Draft]
+    asked: list[AskedAnswer]
     milliseconds: float
-    # of draft models, otherwise empty: by answer, what it could do and how far it may draft
-    slots: list[ModelSlot] = field(default_factory=list)
-    allowances: list[Allowance] = field(default_factory=list)
+    is_model: bool = False
     catch_up: int | None = None  # tokens decoded first, in total; None: it failed, or is no model
 
     @property
     def is_probe(self) -> bool:
         """Whether it is paid from the probe budget."""
-        return any(allowance.is_probe for allowance in self.allowances)
+        return any(one.is_probe for one in self.asked)
 
     @property
-    def drafted(self) -> list[tuple[SequencePlan, Allowance, Draft]]:
+    def drafted(self) -> list[AskedAnswer]:
         """The answers for which a model was ready to draft."""
-        every = zip(self.answers, self.allowances, self.drafts, strict=True)
-        return [one for one in every if one[2].is_ready]
+        return [one for one in self.asked if one.draft.is_ready]
 
     @property
     def rounds(self) -> int:
         """Passes of a draft model: one per token, and one for a token below the limit."""
         return max(
-            [
-                min(allowance.max_tokens, len(draft.tokens) + 1)
-                for _, allowance, draft in self.drafted
-            ],
-            default=0,
+            [min(one.num_granted, len(one.draft.tokens) + 1) for one in self.drafted], default=0
         )

@@ -11,17 +11,17 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.cost import Sample
 from headstart.control.state import StateFile
-from headstart.control.values import DraftCall, Step, with_gap
+from headstart.control.values import AskedAnswer, DraftCall, Step, with_gap
 from headstart.scheduler.batching import limit_drafts
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.scheduler.model_drafting import ModelDrafting
+from headstart.scheduler.model_drafting import ask_models
 from headstart.scheduler.offers import (
     GRAMMAR,
     Candidate,
@@ -78,9 +78,7 @@ class Drafting:
         self._clock = clock
         everyone = self.speculators.values()
         self._texts = [one for one in everyone if not one.is_model]
-        self._text_names = [one.name for one in self._texts]
-        self._model_names = [one.name for one in everyone if one.is_model]
-        self._models = ModelDrafting([one for one in everyone if one.is_model], controller)
+        self._models = [one for one in everyone if one.is_model]
         self._reading_ms = 0.0  # control's time for the last record with drafts
         self._begun: dict[int, Sequence] = {}  # by number, those that speculators have begun
         for speculator in everyone:
@@ -114,19 +112,20 @@ class Drafting:
             answers = limit_drafts(plan, engine, num_slots)
             # padding may help: a wider step can take less time
             can_pad = engine.padding_sequence is not None and not plan.prompts
-            if not answers or self.controller.skips_step(plan, self._text_names, self._model_names):
+            may_ask = self._may_ask(len(answers)) if answers else set[str]()
+            if not may_ask and not any(map(_is_always_asked, answers)):
                 for answer in answers:
-                    answer.reasons |= dict.fromkeys(self._model_names, RESTING)
+                    answer.reasons |= {model.name: RESTING for model in self._models}
                 if can_pad and len(plan.answers) > 1:
                     self._set_shape(plan, engine, can_pad=can_pad)
                     self.controller.assign_rows(plan)
                 return
             self._set_shape(plan, engine, can_pad=can_pad)
             started = self._clock()
-            self._ask_texts(plan, answers)
+            self._ask_texts(plan, answers, may_ask)
             asked = self._clock()
-            if self._model_names:
-                self._models.ask(plan, answers)
+            if self._models:
+                ask_models(self._models, may_ask, self.controller, plan, answers)
             resumed = self._clock()
             self.controller.assign_rows(plan)
             for answer in plan.answers:
@@ -137,6 +136,17 @@ class Drafting:
         except Exception as error:  # a failed draft must not fail a request
             self.fail(error)
             plan.drop_drafts(_CONTROL_FAILED)
+
+    def _may_ask(self, num_answers: int) -> set[str]:
+        """The speculators for which asking is expected to pay in this step."""
+        may_ask, control = set[str](), self.controller
+        for one in self._texts:
+            if control.may_ask_now(one.name, num_answers):
+                may_ask.add(one.name)
+        for one in self._models:
+            if control.may_ask_model_now(one.name):
+                may_ask.add(one.name)
+        return may_ask
 
     def read(self, record: StepRecord) -> None:
         """Update control from a step; the time of that is charged to asking."""
@@ -168,32 +178,32 @@ class Drafting:
         num_reading = len(plan.prompts)
         plan.shape = Step(num, num_rows, context, *most, can_pad, plan.is_even, num_reading)
 
-    def _ask_texts(self, plan: StepPlan, answers: list[SequencePlan]) -> None:
+    def _ask_texts(
+        self, plan: StepPlan, answers: list[SequencePlan], may_ask: Collection[str]
+    ) -> None:
         """Ask each text speculator once for all answers; each answer takes the best draft."""
         found = defaultdict[SequencePlan, dict[str, Draft]](dict)  # by answer, then speculator
         for speculator in self._texts:
-            name = speculator.name
-            may_draft, asked, requests = askable(answers, speculator, found), [], []
-            may_ask = self.controller.may_ask_now(name, len(may_draft))
-            for answer in may_draft:
+            name, asked, requests = speculator.name, list[AskedAnswer](), []
+            for answer in askable(answers, speculator, found):
                 sequence = answer.sequence
                 cells, namespace = sequence.cells, sequence.request.namespace
                 assert cells is not None
                 # lengths set by hand are always honoured
-                if may_ask or sequence.policy.is_fixed:
-                    asked.append(answer)
+                if name in may_ask or sequence.policy.is_fixed:
                     limit, tokens = answer.limit, sequence.text.speculator_tokens
+                    asked.append(AskedAnswer(answer, limit, NO_DRAFT))
                     requests.append(DraftRequest(cells.seq_id, tokens, limit, namespace=namespace))
             if not asked:
                 continue
             drafts = speculator.propose(requests)
-            milliseconds = 1000.0 * speculator.last_seconds
-            plan.calls.append(DraftCall(name, asked, drafts, milliseconds))
-            for answer, draft in zip(asked, drafts, strict=True):
+            plan.calls.append(DraftCall(name, asked, 1000.0 * speculator.last_seconds))
+            for one, draft in zip(asked, drafts, strict=True):
+                one.draft = draft
                 if draft.tokens:
-                    found[answer][name] = draft
+                    found[one.answer][name] = draft
                 else:
-                    answer.miss(name, draft.reason)
+                    one.answer.miss(name, draft.reason)
         for answer in answers:
             sampler = answer.sequence.text.sampler
             if found[answer] or sampler.legality or sampler.thoughts:
@@ -313,6 +323,12 @@ class Drafting:
             log.warning("what control learned is not kept: %s", error)
         except Exception as error:
             self.fail(error)
+
+
+def _is_always_asked(answer: SequencePlan) -> bool:
+    """Whether it is drafted for whatever control expects: by hand, or by a constraint."""
+    sequence = answer.sequence
+    return sequence.policy.is_fixed or sequence.text.legality is not None
 
 
 def _note_reasons(answer: SequencePlan) -> None:

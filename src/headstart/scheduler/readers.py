@@ -78,12 +78,12 @@ class Counts:
     def read(self, record: StepRecord) -> None:
         """Count the step for each of its answers."""
         for call in record.plan.calls:
-            for answer, draft in zip(call.answers, call.drafts, strict=True):
-                sequence = answer.sequence
+            for one in call.asked:
+                sequence = one.answer.sequence
                 counts = self._requests.get(sequence.number) or self._begin(sequence)
                 stats = counts.by_speculator[call.speculator]
                 stats.num_calls += 1
-                stats.num_offered += len(draft.tokens) > 0
+                stats.num_offered += len(one.draft.tokens) > 0
         for result in record.results:
             if result.emitted:
                 sequence = result.plan.sequence

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-from benchmarks.lib.steps import SlotDraft, assign_rows, decode, grant, make_plan
+from benchmarks.lib.steps import SlotDraft, assign_rows, decode, grant, make_plan, model_slot
 
-from headstart.control import Controller, ModelSlot, Step
+from headstart.control import Controller, Step
 from headstart.control.asking import AskingBudget
-from headstart.control.values import TRIAL_SHARE, DraftCall
+from headstart.control.values import TRIAL_SHARE, AskedAnswer, DraftCall
 from headstart.scheduler.step import StepRecord
+from headstart.types import NO_DRAFT
 
 COST, FAST, SLOW = 0.1, 0.5, 50.0  # milliseconds of asking, and of steps
 
@@ -85,20 +84,7 @@ def test_who_takes_as_long_as_many_steps_is_not_asked_again_before_so_many() -> 
     assert asked <= 2
 
 
-STEP, TWO = Step(1, 1, 0), Step(2, 2, 0)
-
-
-def asked_together(
-    controller: Controller, numbers: list[int], saved_ms: list[float], step: Step, cost: float
-) -> None:
-    """A text speculator was asked for these requests; what it drafted saves time."""
-    num = len(numbers)
-    plan = make_plan(replace(step, num_slots=num), numbers=numbers)
-    for answer, saved in zip(plan.answers, saved_ms, strict=True):
-        answer.num_verified, answer.sources, answer.saved_ms = 1, ["text"], saved
-    plan.calls = [DraftCall("text", plan.answers, [], cost * num)]
-    plan.asking_ms = cost * num + 0.02
-    controller.read(StepRecord(plan, 0.0))
+STEP = Step(1, 1, 0)
 
 
 def learned(plain_ms: float) -> Controller:
@@ -122,38 +108,28 @@ def test_a_model_that_does_not_pay_is_planned_for_in_every_fourth_step() -> None
     controller.learn_draft_costs("model", 5.0 * SLOW, SLOW)
     planned = 0
     for _ in range(300):
-        if controller.skips_step(
-            make_plan(STEP), [], ["model"]
-        ) or not controller.may_ask_model_now("model"):
+        if not controller.may_ask_model_now("model"):
             continue
         planned += 1
-        (allowance,) = grant(controller, {"model": [ModelSlot(1, 16, catch_up=500)]}, STEP)["model"]
-        assert allowance.max_tokens == 0
+        (allowance,) = grant(controller, {"model": [model_slot(1, 16, catch_up=500)]}, STEP)[
+            "model"
+        ]
+        assert allowance.num_granted == 0
     assert planned <= 90
     controller.begin(2, "")
     assert controller.may_ask_model_now("model"), "a new request may be one for which it pays"
 
 
-def test_all_sleep_or_none() -> None:
-    """A step in which anybody is asked is planned for everybody."""
-    controller = learned(FAST)
+def test_a_speculator_that_pays_for_one_of_two_answers_is_asked_for_both() -> None:
+    controller, step = learned(FAST), Step(2, 2, 0)
     for _ in range(40):
-        if not controller.skips_step(make_plan(TWO, numbers=[1, 2]), ["text"], []):
-            asked_together(controller, [1, 2], [0.0, 5.0], TWO, COST)
-    assert not controller.skips_step(make_plan(TWO, numbers=[1, 2]), ["text"], [])
-    assert controller.may_ask_now("text", 2)
-
-
-def test_a_sleep_that_a_new_request_ends_saves_for_as_long_as_it_was() -> None:
-    controller, plan = learned(FAST), make_plan(STEP, numbers=[1])
-    while not controller.skips_step(plan, ["text"], []):
-        if controller.may_ask_now("text", 1):
-            asked_together(controller, [1], [0.0], STEP, 10 * COST)
-    savings = controller._asking["text"].savings
-    assert all(controller.skips_step(plan, ["text"], []) for _ in range(5))
-    controller.skips_step(make_plan(TWO, numbers=[1, 2]), ["text"], [])
-    saved = controller._asking["text"].savings - savings
-    assert saved == pytest.approx(6 * TRIAL_SHARE * FAST, rel=0.1)
+        assert controller.may_ask_now("text", 2)
+        plan = make_plan(step, numbers=[1, 2])
+        for answer, saved_ms in zip(plan.answers, (0.0, 5.0), strict=True):
+            answer.num_verified, answer.sources, answer.saved_ms = 1, ["text"], saved_ms
+        asked = [AskedAnswer(answer, 4, NO_DRAFT) for answer in plan.answers]
+        plan.calls, plan.asking_ms = [DraftCall("text", asked, 2 * COST)], 2 * COST + 0.02
+        controller.read(StepRecord(plan, 0.0))
 
 
 def test_a_first_draft_that_saves_nothing_does_not_silence_a_speculator() -> None:

@@ -15,9 +15,9 @@ from benchmarks.lib.simulated_models import ModelSimulation
 from benchmarks.lib.simulated_rollback import even_speeds
 from benchmarks.lib.simulated_slots import Simulation
 from benchmarks.lib.simulated_texts import expert_curve
-from benchmarks.lib.steps import SlotDraft, assign_rows, decode, model_call, ran
+from benchmarks.lib.steps import SlotDraft, allowed, assign_rows, decode, model_call, ran
 
-from headstart.control import Allowance, Controller, Step
+from headstart.control import Controller, Step
 from headstart.control.state import StateFile
 
 STEP = Step(1, 1, 100)
@@ -31,7 +31,7 @@ def trained() -> Controller:
         decode(controller, rows, 100, 50.0 + 20.0 * (rows - 1))
         controller._calibration.record(1, "text", [4.0] * 6, rng.randint(0, 6))
         assign_rows(controller, [SlotDraft(controller.survival("text", [4.0] * 6, 1))], STEP)
-    ran(controller, model_call([Allowance(4)], [[0.9, 0.8, 0.7]], 21.0, 2), STEP)
+    ran(controller, model_call([allowed(4)], [[0.9, 0.8, 0.7]], 21.0, 2), STEP)
     return controller
 
 

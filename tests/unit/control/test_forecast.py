@@ -9,7 +9,6 @@ import pytest
 
 from headstart.control.forecast import LIMITS, DraftHistory, Profile, forecast
 from headstart.control.state import encode, restore
-from headstart.control.values import Allowance
 
 LENGTHS = np.array([[1, 2, 3, 4, 8, 32]])
 LIMIT = LIMITS.tolist().index(0.5)
@@ -46,14 +45,14 @@ def test_tokens_of_bursty_text_are_counted_with_what_goes_together() -> None:
     """
     profile = Profile()
     for i in range(400):
-        profile.learn([0.95 if i % 2 else 0.6] * 4, [float(i % 2)] * 4, Allowance(4))
+        profile.learn([0.95 if i % 2 else 0.6] * 4, [float(i % 2)] * 4, 4)
     assert expected(profile, 4) == pytest.approx(2.0, rel=0.1)
 
 
 def test_a_stop_counts_for_the_limits_it_was_made_under_and_no_lower_one() -> None:
     profile = Profile()
     for _ in range(300):
-        profile.learn([], [], Allowance(8, 0.5))
+        profile.learn([], [], 8, 0.5)
     for limit, rates in zip(LIMITS, profile.rates(prior(0.9, 0.8)), strict=True):
         assert rates[0] == pytest.approx((0.9, 0.8) if limit < 0.5 else (0.0, 0.0), abs=0.02)
 
@@ -61,7 +60,7 @@ def test_a_stop_counts_for_the_limits_it_was_made_under_and_no_lower_one() -> No
 def test_a_draft_cut_by_its_length_says_nothing_about_the_next_position() -> None:
     profile = Profile()
     for _ in range(100):
-        profile.learn([0.9], [0.9], Allowance(1))
+        profile.learn([0.9], [0.9], 1)
     came = np.reshape(encode(profile)["came"], (-1, 2, 2))
     assert came[0, 0, 0] == 100
     assert came[0, 1, 0] == 0.0
@@ -70,9 +69,9 @@ def test_a_draft_cut_by_its_length_says_nothing_about_the_next_position() -> Non
 def test_a_new_request_is_like_the_average_and_then_like_itself_until_it_rests() -> None:
     history = DraftHistory()
     for _ in range(100):
-        history.learn(1, [0.9] * 4, [0.9, 0.8, 0.7, 0.6], Allowance(4))
+        history.learn(1, [0.9] * 4, [0.9, 0.8, 0.7, 0.6], 4)
     for _ in range(30):
-        history.learn(2, [], [], Allowance(4))
+        history.learn(2, [], [], 4)
     everyone, alike, unlike = history.rates([3, 1, 2], 0.7)[:, LIMIT, 0]
     assert unlike[0] < 0.3 < everyone[0] < alike[0]
     for _ in range(60):
@@ -85,7 +84,7 @@ def test_counts_stay_finite_and_survive_saving() -> None:
     for number in range(3000):
         scores = [rng.random() for _ in range(rng.randint(0, 4))]
         survival = [0.5**i for i in range(1, len(scores) + 1)]
-        history.learn(number % 7, scores, survival, Allowance(4))
+        history.learn(number % 7, scores, survival, 4)
     again = DraftHistory()
     restore(again, encode(history))
     assert again.rates([0], 0.5) == pytest.approx(history.rates([99], 0.5))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.lib.steps import decode, grant, model_call, ran
+from benchmarks.lib.steps import allowed, decode, grant, model_call, model_slot, ran
 
-from headstart.control import Allowance, Controller, ModelSlot, Step
+from headstart.control import AskedAnswer, Controller, Step
 
 STEP = Step(1, 1, 100)
-SLOT = ModelSlot(1, 8)
+SLOT = model_slot(1, 8)
 
 
 def two_models(*, round_ms: dict[str, float], num_right: dict[str, int]) -> Controller:
@@ -22,16 +22,16 @@ def two_models(*, round_ms: dict[str, float], num_right: dict[str, int]) -> Cont
         controller.trust_scores(name)
         right = num_right[name]
         for seq_id in range(60):
-            call = model_call([Allowance(4)], [[0.9] * 4], 4 * milliseconds, name=name)
+            call = model_call([allowed(4)], [[0.9] * 4], 4 * milliseconds, name=name)
             ran(controller, call, STEP, number=seq_id)
             controller._calibration.record(seq_id, name, [0.9] * min(4, right + 1), right)
             controller.end(seq_id, 100)
     return controller
 
 
-def lengths(controller: Controller, slot: ModelSlot, order: tuple[str, ...]) -> dict[str, int]:
+def lengths(controller: Controller, slot: AskedAnswer, order: tuple[str, ...]) -> dict[str, int]:
     planned = grant(controller, {name: [slot] for name in order}, STEP)
-    return {name: allowance.max_tokens for name, (allowance,) in planned.items()}
+    return {name: allowance.num_granted for name, (allowance,) in planned.items()}
 
 
 @pytest.mark.parametrize("order", [("good", "bad"), ("bad", "good")])
@@ -52,7 +52,7 @@ def test_a_model_that_lost_is_probed_now_and_then_and_pays_for_what_that_costs()
         assert bool(planned["good"]) != bool(planned["bad"])
         for name, length in planned.items():
             if length:
-                grants = [Allowance(length, is_probe=name == "bad")]
+                grants = [allowed(length, is_probe=name == "bad")]
                 ran(controller, model_call(grants, [[0.9] * length], 9.0, name=name), STEP)
         num_probes += planned["bad"] > 0
     assert num_probes >= 1
@@ -79,25 +79,23 @@ def test_a_model_that_does_not_pay_leaves_the_slot_to_another() -> None:
 def test_with_lengths_set_by_hand_the_first_one_drafts() -> None:
     right = {"bad": 0, "good": 4}
     controller = two_models(round_ms={"bad": 3.0, "good": 3.0}, num_right=right)
-    slot = ModelSlot(1, 8, fixed_confidence=0.0)
+    slot = model_slot(1, 8, fixed_confidence=0.0)
     assert lengths(controller, slot, ("bad", "good")) == {"bad": 8, "good": 0}
 
 
 def test_each_slot_has_one_model_at_most_and_models_may_share_the_slots() -> None:
     controller = two_models(round_ms={"a": 3.0, "b": 3.0}, num_right={"a": 4, "b": 4})
-    slots = [ModelSlot(seq_id, 8) for seq_id in range(1, 4)]
+    slots = [model_slot(seq_id, 8) for seq_id in range(1, 4)]
     step = Step(3, 3, 100)
     # where one has a long text to read, the other may draft at once
     asked = {
-        "a": [ModelSlot(1, 8, catch_up=4000), *slots[1:]],
+        "a": [model_slot(1, 8, catch_up=4000), *slots[1:]],
         "b": slots[:2],
     }
     planned = grant(controller, asked, step)
     drafting = {
-        name: {
-            slot.number for slot, one in zip(asked[name], allowances, strict=True) if one.max_tokens
-        }
-        for name, allowances in planned.items()
+        name: {one.number for one in granted if one.num_granted}
+        for name, granted in planned.items()
     }
     assert not drafting["a"] & drafting["b"]
     assert drafting["a"] | drafting["b"] == {1, 2, 3}

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from benchmarks.lib.simulated_models import BothSimulation
-from benchmarks.lib.steps import decode, grant, make_plan, model_call, ran
+from benchmarks.lib.steps import allowed, decode, grant, make_plan, model_call, model_slot, ran
 
-from headstart.control import Allowance, Controller, ModelSlot, Step
+from headstart.control import Controller, Step
 from headstart.control.probes import CREDIT, Probes
 from headstart.control.state import StateFile
 from headstart.control.values import MOST_TRIALS, TRIAL_SHARE, with_gap
@@ -56,18 +56,18 @@ def answer(
     while at < ANSWER:
         recent = min(unread, READ_A_CALL) if can_skip else None
         catch_up = prompt + at if gap else unread
-        slot = ModelSlot(seq_id, 16, catch_up, num_left=ANSWER - at, recent=recent)
+        slot = model_slot(seq_id, 16, catch_up, num_left=ANSWER - at, recent=recent)
         (allowance,) = grant(controller, {"model": [slot]}, STEP)["model"]
         matched = 0
-        if allowance.max_tokens:
-            if allowance.can_skip and recent is not None:
+        if allowance.num_granted:
+            if allowance.skips and recent is not None:
                 gap += unread - recent
                 unread = recent
             elif gap:
                 unread, gap = catch_up, 0
             num_read = min(READ_A_CALL, unread)
             unread -= num_read
-            length = 0 if unread else allowance.max_tokens
+            length = 0 if unread else allowance.num_granted
             milliseconds = ROUND_MS * length + READ_MS * num_read
             spent += milliseconds
             scores = [0.9] * length
@@ -77,7 +77,7 @@ def answer(
                 matched = length if is_good and not (gap and needs_all) else 0
             ran(controller, call, STEP, matched, number=seq_id)
             if length:
-                name = with_gap("model") if allowance.can_skip else "model"
+                name = with_gap("model") if allowance.skips else "model"
                 controller._calibration.record(seq_id, name, scores[: matched + 1], matched)
                 accepted += matched
         else:
@@ -175,7 +175,7 @@ def test_reading_that_has_begun_goes_on_and_is_paid_once() -> None:
 def test_reading_begins_when_it_can_be_paid_to_its_end_with_probes_behind_it() -> None:
     probes, num_steps = Probes(savings=10.0), 0
     while choose(probes, [7], [10.0]) is None:
-        probes.accrue(1)
+        probes.accrue()
         num_steps += 1
     assert num_steps == pytest.approx(MOST_TRIALS / TRIAL_SHARE, rel=0.01)
 
@@ -183,7 +183,7 @@ def test_reading_begins_when_it_can_be_paid_to_its_end_with_probes_behind_it() -
 def test_drafts_that_lose_cost_a_small_share_of_the_time_whatever_is_expected_of_them() -> None:
     probes, num_drafts = Probes(), 0
     for _ in range(4000):
-        probes.accrue(1)
+        probes.accrue()
         if not probes.is_closed:
             num_drafts += 1
             probes.settle(-0.5)
@@ -191,16 +191,16 @@ def test_drafts_that_lose_cost_a_small_share_of_the_time_whatever_is_expected_of
 
 
 def test_a_model_that_lost_its_credit_and_became_good_drafts_again_in_the_same_request() -> None:
-    controller, slot, num_drafts = make_controller(), ModelSlot(1, 16), 0
+    controller, slot, num_drafts = make_controller(), model_slot(1, 16), 0
     controller.begin(1, "")
     for can_skip in (False, True):
-        call = model_call([Allowance(3, can_skip=can_skip)], [[0.9] * 3], 9.0 * PLAIN_MS)
+        call = model_call([allowed(3, skips=can_skip)], [[0.9] * 3], 9.0 * PLAIN_MS)
         ran(controller, call, STEP, 0)
     for step in range(2000):
         if not controller.may_ask_model_now("model"):
             continue
         (allowance,) = grant(controller, {"model": [slot]}, STEP)["model"]
-        if length := allowance.max_tokens:
+        if length := allowance.num_granted:
             call = model_call([allowance], [[0.9] * length], ROUND_MS * length)
             ran(controller, call, STEP, length if step >= 500 else 0)
             num_drafts += 1
@@ -221,8 +221,8 @@ def test_a_model_slower_than_its_price_costs_a_small_share_of_the_time(
         for _ in range(ANSWER):
             if not controller.may_ask_model_now("model"):
                 continue
-            (allowance,) = grant(controller, {"model": [ModelSlot(number, 16)]}, STEP)["model"]
-            if length := allowance.max_tokens:
+            (allowance,) = grant(controller, {"model": [model_slot(number, 16)]}, STEP)["model"]
+            if length := allowance.num_granted:
                 spent += times * PLAIN_MS
                 call = model_call([allowance], [[0.9] * length], times * PLAIN_MS)
                 ran(controller, call, STEP, 0, number=number)
@@ -240,13 +240,13 @@ def test_a_model_that_fails_again_and_again_costs_a_small_share_of_the_time(
     controller, spent, num_steps = make_controller(), 0.0, 0
     for number in range(200):
         controller.begin(number, "")
-        slot = ModelSlot(number, 16, 600, recent=200 if can_skip else None)
+        slot = model_slot(number, 16, 600, recent=200 if can_skip else None)
         for _ in range(100):
             num_steps += 1
             if not controller.may_ask_model_now("model"):
                 continue
             (allowance,) = grant(controller, {"model": [slot]}, STEP)["model"]
-            if allowance.max_tokens:
+            if allowance.num_granted:
                 spent += 20.0 * PLAIN_MS
                 call = model_call([allowance], [None], 20.0 * PLAIN_MS)
                 ran(controller, replace(call, catch_up=catch_up), STEP, number=number)
@@ -260,8 +260,9 @@ def test_a_decode_that_failed_earns_a_model_nothing() -> None:
     """All requests of the batch ended with it, so none has results."""
     controller, plan = make_controller(), make_plan(STEP)
     (answer,) = plan.answers
-    call = model_call([Allowance(4)], [[0.9] * 4], ROUND_MS)
-    plan.calls = [replace(call, answers=plan.answers)]
+    call = model_call([allowed(4)], [[0.9] * 4], ROUND_MS)
+    call.asked[0].answer = answer
+    plan.calls = [call]
     answer.take([0] * 4, ["model"] * 4, [0.9] * 4)
     answer.num_verified = 4
     controller.read(StepRecord(plan, 0.0))

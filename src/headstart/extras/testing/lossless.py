@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from headstart.config import SchedulerConfig, SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.control.values import Allowance, ModelSlot, Step
+from headstart.control.values import AskedAnswer, Step
 from headstart.extras.testing.fakes import FakeEngine, LetterVocab
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
@@ -33,6 +33,7 @@ class RandomController(Controller):
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         self._random = np.random.default_rng(seed)
+        self.grant = self._grant
 
     def assign_rows(self, plan: StepPlan) -> None:
         assert plan.shape is not None
@@ -40,15 +41,13 @@ class RandomController(Controller):
             answer.num_verified = int(self._random.integers(0, len(answer.draft) + 1))
         plan.num_padding = int(self._random.integers(0, 4)) if plan.shape.can_pad else 0
 
-    def grant(
-        self, slots: Mapping[str, Sequence[ModelSlot]], step: Step
-    ) -> dict[int, tuple[str, Allowance]]:
-        draw, chosen = self._random.integers, dict[int, tuple[str, Allowance]]()
-        for name, own in slots.items():
-            for slot in own:
-                if slot.number not in chosen and (length := int(draw(0, slot.max_tokens + 1))):
-                    chosen[slot.number] = name, Allowance(length, can_skip=bool(draw(0, 2)))
-        return chosen
+    def _grant(self, asked: Mapping[str, Sequence[AskedAnswer]], step: Step) -> None:
+        draw, chosen = self._random.integers, set[int]()
+        for own in asked.values():
+            for one in own:
+                if one.number not in chosen and (length := int(draw(0, one.max_tokens + 1))):
+                    chosen.add(one.number)
+                    one.num_granted, one.skips = length, bool(draw(0, 2))
 
 
 def assert_lossless(make: Callable[[], Speculator], *, num_tokens: int = 32) -> tuple[int, int]:

@@ -144,6 +144,7 @@ export const words = {
     "below break-even": "ein Entwurf hätte mehr Zeit gekostet, als er voraussichtlich gespart hätte",
     "no match": "nichts Früheres, in diesem Text oder in anderen, glich dieser Stelle",
     "resting: its drafts did not pay": "er wird erst nach einer Weile wieder gefragt, weil seine Entwürfe sich nicht gelohnt haben",
+    "tried on another slot first": "es ist neu und entwirft nur für einen Slot zugleich, bis sein Wert bekannt ist",
     "outbid": "vom Entwurf eines anderen Spekulators war mehr zu erwarten",
     "off": "der Server wurde ohne Spekulation gestartet",
     "disabled by request": "die Anfrage hat es abgeschaltet",

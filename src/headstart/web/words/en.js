@@ -143,6 +143,7 @@ export const words = {
     "below break-even": "a draft would have cost more time than it was expected to save",
     "no match": "nothing earlier in the text, or in texts before, looked like this place",
     "resting: its drafts did not pay": "it is asked again after a while, because its drafts did not pay",
+    "tried on another slot first": "it is new, and drafts for one slot at a time until its worth is known",
     "outbid": "another speculator's draft was expected to be accepted further",
     "off": "the server was started with speculation off",
     "disabled by request": "the request switched it off",
