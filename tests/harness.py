@@ -210,7 +210,7 @@ def answer(
         token = sampler.sample(logits, len(tokens))
         if legality is not None:
             legal = legality.legal_mask()
-            while not (legal[token] and legality.allows(token)):
+            while not legality.allows(token):
                 legal[token] = False
                 token = sampler.sample(logits, len(tokens), legal)
             legality.read(token)

