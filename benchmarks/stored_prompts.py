@@ -278,9 +278,9 @@ def move(model: Path, rounds: int) -> None:
     waits: list[float] = []
     admit = scheduler._admit
 
-    def timed() -> None:
+    def timed(now: float) -> None:
         began = time.perf_counter()
-        admit()
+        admit(now)
         waits.append(time.perf_counter() - began)
 
     scheduler.submit(Request(request_id="busy", prompt=[7] * 64, max_tokens=NUM_TOKENS))

@@ -3,8 +3,8 @@
 Start with `step` (the plan and the record), `sequence`, and `scheduler` from `Scheduler.step` on.
 Then, by topic:
 
-    who gets cells    admission, constraint_queue, prompt_cache; in main memory and on the disk:
-                      offloading, prompt_store, disk_cache (with structures/prompt_files)
+    who gets cells    admission, cell_order, constraint_queue, prompt_cache; in main memory and on
+                      the disk: offloading, prompt_store, disk_cache (with structures/prompt_files)
     who takes part    turns
     drafts            drafting, model_drafting, offers, policy; the speculators:
                       guarded_speculator, observed_engine

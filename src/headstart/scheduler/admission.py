@@ -69,28 +69,6 @@ def find_media(
     return known
 
 
-def choose_preempted(running: Iterable[Sequence]) -> Sequence:
-    """The newest request of the tenant whose requests hold the most cells."""
-    sequences = list(running)
-    held = held_tokens(sequences)
-    most = max(held, key=held.__getitem__)
-    return max((one for one in sequences if one.tenant == most), key=lambda one: one.submitted)
-
-
-def costs_its_tenant(sequence: Sequence, held: Mapping[str, int]) -> bool:
-    """Whether a full cache would take cells from its own tenant if it started, not from another."""
-    most = max((held[tenant] for tenant in held if tenant != sequence.tenant), default=0)
-    return held.get(sequence.tenant, 0) + len(sequence.text.tokens) >= most
-
-
-def held_tokens(running: Iterable[Sequence]) -> Counter[str]:
-    """Tokens in the cache, by tenant."""
-    held = Counter[str]()
-    for one in running:
-        held[one.tenant] += one.num_decoded
-    return held
-
-
 class Tenants:
     """Fair order of tenants: the requests of each, and the turns each has had."""
 
@@ -147,7 +125,7 @@ class Tenants:
         """
         ranks = Counter(one.tenant for one in running)
         places: dict[Sequence, tuple[float, float]] = {}
-        for sequence in sorted(waiting, key=lambda one: one.request.priority):
+        for sequence in sorted(waiting, key=own_rank):
             tenant = sequence.tenant
             places[sequence] = ranks[tenant] / self.weight(tenant), self._due[tenant]
             ranks[tenant] += 1
@@ -171,7 +149,7 @@ class Tenants:
         most = max(held, key=lambda one: held[one] / self.weight(one), default=tenant)
         if not self.gives_way(most, tenant, held):
             return None
-        return max((one for one in sequences if one.tenant == most), key=_place)
+        return max((one for one in sequences if one.tenant == most), key=own_rank)
 
     def make_place(
         self, sequence: Sequence, waiting: list[Sequence], max_queue: int, seconds: float
@@ -200,6 +178,6 @@ class Tenants:
         )
 
 
-def _place(sequence: Sequence) -> tuple[int, int]:
-    """Rank of a request among those of its tenant."""
+def own_rank(sequence: Sequence) -> tuple[int, int]:
+    """Rank of a request among those of its tenant: by priority, then by arrival."""
     return sequence.request.priority, sequence.number

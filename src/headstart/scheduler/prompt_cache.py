@@ -9,7 +9,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from math import inf
 
 import numpy as np
 
@@ -258,17 +257,6 @@ class PromptCache:
             return 2 * known < cells.length
         can_share = self._engine.reusable(cells.seq_id, num_common, by_copy=True) >= known
         return can_share and is_another(num_common, cells.num_prompt)
-
-    def room(self) -> float:
-        """Tokens of a text that is likely to stay once admitted, if the context was full before.
-
-        Admitted too early, it would be decoded only to be preempted: it must fit beside the running
-        ones, with an eighth of all cells left to grow into. Shared cells count once per request, so
-        it may wait too long, but not once no other request runs.
-        """
-        busy = sum(len(cells.tokens) for cells in self.cells if cells.user is not None)
-        num_cells = self._engine.num_cells
-        return num_cells - num_cells // 8 - busy if busy else inf
 
 
 def is_another(num_common: int, num_prompt: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import replace
@@ -16,7 +15,8 @@ import numpy as np
 
 from headstart.config import SchedulerConfig, read_weights
 from headstart.scheduler import admission, batching
-from headstart.scheduler.admission import Tenants, choose_preempted, costs_its_tenant, held_tokens
+from headstart.scheduler.admission import Tenants
+from headstart.scheduler.cell_order import CellOrder
 from headstart.scheduler.commit import CONTEXT_FULL, RENEWED, Committer, failure
 from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.drafting import Drafting
@@ -75,7 +75,7 @@ class Scheduler:
         self.clock = clock
         self.cells = [Cells(seq_id) for seq_id in range(config.parallel)]
         self.compiling = ConstraintQueue(compiler, config.tenant_compile_seconds, clock)
-        self.waiting: deque[Sequence] = deque()
+        self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []  # in the order of their admission
         self.counters = Counters()
         self.counts = Counts(drafting.speculators)
@@ -86,7 +86,6 @@ class Scheduler:
         self.num_failed_decodes = 0  # consecutive failures
         self.warm_up: WarmUp | None = None  # runs while idle; set by the worker's loop
         self.widths: WidthClasses | None = None  # result of comparing widths, if that was done
-        self.exact_cost: float | None = None  # if widths were compared
         self.near_tie = 0.0  # margin, in logits, below which a choice counts as a near tie
         self.turns = Turns(engine, config.prefill_chunk)
         self.embeddings: EmbeddingQueue | None = None  # if the worker embeds; set by its loop
@@ -100,6 +99,7 @@ class Scheduler:
         )
         self._tenants = Tenants(read_weights(config.tenant_weights))
         self._order = PromptOrder(engine.attention_tile, self._tenants)
+        self._cell_order = CellOrder(engine.num_cells, self._tenants)
         self._batch = Batch(engine.max_batch_tokens)
         self._ended: list[End] = []  # since the last record
         self._step_seconds = 0.0  # duration of the last step
@@ -115,7 +115,6 @@ class Scheduler:
     def know_widths(self, classes: WidthClasses, *, is_exact: bool = False) -> None:
         """Record which batch widths give equal logits; with `is_exact` only such are used."""
         self.widths = classes
-        self.exact_cost = classes.exact_cost(self.engine.cache_kind)
         log.info("%s", classes.promise(self.engine.cache_kind, is_exact=is_exact))
         # choices won by less are counted: either of the two logits may have changed
         self.near_tie = 0.0 if is_exact else 2.0 * classes.change
@@ -154,7 +153,7 @@ class Scheduler:
 
     def _queue(self, sequence: Sequence) -> None:
         """Queue the sequence for a slot; a tenant with two more than its own gives one back."""
-        (self.waiting.appendleft if sequence.is_resumed else self.waiting.append)(sequence)
+        self.waiting.append(sequence)
         if len(self.running) == len(self.cells):
             last = self._tenants.find_surplus(self.running, sequence.tenant)
             if last is not None:
@@ -231,8 +230,8 @@ class Scheduler:
         if self.slot_actions.waiting or self.compiling.waiting:
             self._take_ready()
         num_running = len(self.running)
-        if self.waiting and num_running < len(self.cells):
-            self._admit()
+        if self.waiting:
+            self._admit(plan.started)
         self.cache.share_prefixes(self.running)
         if not self.waiting and len(self.running) < len(self.cells):  # nothing is being restored
             is_new = self._sets_aside and len(self.running) > num_running
@@ -258,9 +257,12 @@ class Scheduler:
     def make_room(self, plan: StepPlan) -> None:
         """Free cells: drop padding, drafts, idle prefixes, then preempt a request."""
         if not plan.shrink("context full") and not self.cache.offloading.evict():
-            preempted = choose_preempted(self.running)
-            self.detach(preempted, _PREEMPTED if len(self.running) > 1 else CONTEXT_FULL)
+            self._preempt()
         batching.build(plan, self.engine, self._order)
+
+    def _preempt(self) -> None:
+        last = self._cell_order.last(self.running)
+        self.detach(last, _PREEMPTED if len(self.running) > 1 else CONTEXT_FULL)
 
     def fail(self, plan: StepPlan, error: EngineError) -> None:
         """Fail the requests of a batch whose decode failed; the others and the worker continue."""
@@ -306,7 +308,9 @@ class Scheduler:
                 self.cache.empty(cells)
         if ending in (_PREEMPTED, _LOST, _YIELDED, RENEWED):
             sequence.leader, sequence.is_resumed = None, True
-            (self.compiling.add if ending is RENEWED else self.waiting.appendleft)(sequence)
+            if ending is _PREEMPTED and sequence.held_since is None:
+                sequence.held_since = now
+            (self.compiling.add if ending is RENEWED else self.waiting.append)(sequence)
             self.cache.share_prefixes(self.running)  # before queueing it: avoids a circular wait
             self.counters.preemptions += 1
             log.info("request %s is interrupted: %s", sequence.request.request_id, ending.reason)
@@ -339,19 +343,21 @@ class Scheduler:
             else:
                 self.detach(sequence, failure(error))
 
-    def _admit(self) -> None:
+    def _admit(self, now: float) -> None:
         """Give free cells with the longest known prefix to waiting requests, tenants in turn."""
+        self._cell_order.pass_turn(self.waiting, self.running, now)
+        first = next((one for one in self.waiting if one.number == self._cell_order.first), None)
+        if len(self.running) == len(self.cells):
+            if first is None:
+                return
+            self._preempt()
         num_loading = 0
-        is_tight = any(one.is_resumed for one in self.waiting)  # the context was full
-        room, held = self.cache.room(), held_tokens(self.running)
-        for sequence in self._tenants.order(self.waiting, self.running):
-            if self.cache.waits(sequence):
+        waiting = self._tenants.order(self.waiting, self.running)
+        for sequence in self._cell_order.may_start(waiting, self.running, now):
+            if sequence is not first and self.cache.waits(sequence):
                 continue
             if len(self.cells) - len(self.running) <= num_loading:  # reserved for these
                 break
-            is_large = is_tight and len(sequence.text.tokens) > room
-            if is_large and (sequence.is_resumed or costs_its_tenant(sequence, held)):
-                continue  # later requests may need less room
             if not (self.cache.offloading.load(sequence) and self._prepare(sequence)):
                 num_loading += 1
                 continue
@@ -365,7 +371,6 @@ class Scheduler:
             self._tenants.charge_turn(sequence.tenant)
             self.cache.place(sequence, placement)
             self._start(sequence)
-            room, held = self.cache.room(), held_tokens(self.running)
 
     def _prepare(self, sequence: Sequence) -> bool:
         """Create the sampler. Returns False if that failed or needs another step."""

@@ -163,6 +163,7 @@ class Sequence:
     media: tuple[tuple[int, LoadedChunk], ...] = ()  # position and chunk of each of its images
     num_cached: int = 0  # prompt tokens that were not decoded for this request
     is_resumed: bool = False  # was preempted: tokens decoded again are not counted
+    held_since: float | None = None  # it waits for cells, and for a turn; see `cell_order`
     admitted: float | None = None
     first_token: float | None = None
 

@@ -242,6 +242,7 @@ def _obey(
 def make_report(scheduler: Scheduler) -> WorkerReport:
     """The scheduler's counters, and its slots now. Copies: the loop continues counting."""
     store, disk = scheduler.cache.offloading.store, scheduler.cache.offloading.disk
+    widths = scheduler.widths
     return WorkerReport(
         num_processing=len(scheduler.running),
         num_waiting=len(scheduler.waiting),
@@ -255,8 +256,8 @@ def make_report(scheduler: Scheduler) -> WorkerReport:
         memory_bytes=resident_bytes(),
         control={
             **scheduler.drafting.describe_control(),
-            "widths": str(scheduler.widths or ""),
-            "exact_cost": scheduler.exact_cost,
+            "widths": str(widths or ""),
+            "exact_cost": widths.exact_cost(scheduler.engine.cache_kind) if widths else None,
             "is_warmed_up": scheduler.warm_up is None or scheduler.warm_up.is_done,
         },
     )

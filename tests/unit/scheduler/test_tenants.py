@@ -157,7 +157,7 @@ def test_a_preempted_request_is_the_first_of_its_tenant() -> None:
         submit(scheduler, name)
     scheduler.step()
     scheduler.detach(scheduler.running[0], _PREEMPTED)
-    assert order_of_admission(scheduler) == ["b1", "a1", "a2"]
+    assert order_of_admission(scheduler) == ["a1", "b1", "a2"]
 
 
 def test_requests_that_fill_the_context_hold_up_no_other_tenant() -> None:
