@@ -1,8 +1,8 @@
 """The machine that tools work on: this one, or one reached through docker, podman or ssh.
 
-Files are handled by standard POSIX programs: sh, cat, head, tail, wc, mkdir, dirname, find, and
-timeout on other machines. Names of machines and paths come from clients, so neither may be parsed
-as an option.
+Files are handled by standard programs: sh, cat, head, tail, wc, mkdir, dirname, readlink, cp, mv,
+rm, find, and timeout on other machines. Names of machines and paths come from clients, so neither
+may be parsed as an option.
 """
 
 from __future__ import annotations
@@ -20,6 +20,24 @@ from headstart.types.errors import HeadstartError
 MAX_LINES = 2**31 - 1  # accepted by every head and tail
 LISTING_BYTES = 8 * 2**20
 ENGINES = ("docker", "podman")
+
+# the length is compared because a broken connection looks like the end of the content
+WRITE_SCRIPT = """
+file=$1
+mkdir -p -- "$(dirname -- "$file")" || exit
+[ ! -L "$file" ] || file=$(readlink -f -- "$file") || exit
+[ -f "$file" ] || [ ! -e "$file" ] || exit
+if [ ! -w "$(dirname -- "$file")" ]; then  # there is room for no other file
+    cat > "$file"
+    exit
+fi
+new=$file.$$.new
+trap 'rm -f -- "$new"' EXIT
+[ ! -e "$file" ] || cp -p -- "$file" "$new" || exit
+cat > "$new" && [ "$(wc -c < "$new")" -eq LENGTH ] || exit
+# a single file that a container got from outside cannot be renamed over
+mv -f -- "$new" "$file" || cat "$new" > "$file"
+"""
 
 EntryKind = Literal["file", "dir", "all"]
 OnOutput = Callable[[bytes], None]
@@ -72,8 +90,11 @@ class Machine:
         return done.output if done.is_success else None
 
     async def write(self, path: str, content: bytes) -> bool:
-        """Write a file and the folders above it; return whether it worked."""
-        script = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
+        """Write a file and the folders above it; return whether it worked.
+
+        An old file is replaced by a whole new one, which keeps its permissions, or stays as it is.
+        """
+        script = WRITE_SCRIPT.replace("LENGTH", str(len(content)))
         return (await self._script(script, path, given=content)).is_success
 
     async def entries(self, base: str, max_depth: int, kind: EntryKind) -> tuple[list[str], bool]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import resource
 import signal
 import subprocess
@@ -19,15 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from headstart.extras.tools.toolbox import Toolbox
 
 from headstart.config import ToolsConfig
-from headstart.extras.tools import glob, grep_child, search
+from headstart.extras.tools import grep_child, search
 from headstart.extras.tools.command import CommandLimits
-from headstart.extras.tools.files import normalize, replace_texts
-from headstart.extras.tools.tool import ToolError
-from headstart.extras.tools.toolbox import Toolbox
 from headstart.types.errors import ConfigError, HeadstartError
 
 # `docker run --rm -i --cidfile FILE IMAGE sh` and `docker exec -i ID COMMAND...`
@@ -98,6 +93,45 @@ def test_files_are_written_read_edited_and_found(tmp_path, engine, is_remote):
     command = use("exec_shell_command", command="cat a/b.txt; exit 3")
     assert command == {"plain_text_response": "one\n2\nthree\n\n[exit code: 3]"}
     assert "Linux" in use("get_info")["os"]
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_file_that_cannot_be_written_whole_stays_as_it_is(tmp_path, engine, is_remote):
+    file, runtime = tmp_path / "a", engine if is_remote else ""
+    file.write_text("old")
+    edits = [{"old_text": "old", "new_text": "new" * 2**20}]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, before[1]))  # as if the disk were full
+    try:
+        written = run_tool("write_file", None, runtime, path=str(file), content="x" * 2**21)
+        edited = run_tool("edit_file", None, runtime, path=str(file), edits=edits)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert written == edited == {"error": f"cannot write {file}"}
+    assert file.read_text() == "old"
+    assert {one.name for one in tmp_path.iterdir()} == {"a", "bin"}
+
+
+def test_a_connection_that_breaks_leaves_a_file_as_it_is(tmp_path, engine):
+    docker, file = tmp_path / "bin" / "docker", tmp_path / "a"
+    docker.write_text(FAKE_ENGINE.replace('exec "$@"', 'head -c 3 | "$@"'))
+    file.write_text("old")
+    written = run_tool("write_file", None, engine, path=str(file), content="new text")
+    assert written == {"error": f"cannot write {file}"}
+    assert file.read_text() == "old"
+
+
+def test_a_written_file_keeps_its_permissions_and_the_links_to_it(tmp_path, engine):
+    file, link = tmp_path / "run.sh", tmp_path / "link"
+    file.write_text("old")
+    file.chmod(0o751)
+    link.symlink_to("run.sh")
+    assert run_tool("write_file", path=str(link), content="new")["bytes"] == 3
+    assert (link.is_symlink(), file.read_text(), file.stat().st_mode & 0o777) == (
+        True, "new", 0o751,
+    )  # fmt: skip
+    for place in (tmp_path / "bin", Path("/dev/null")):  # neither is a file
+        assert "cannot write" in run_tool("write_file", path=str(place), content="")["error"]
 
 
 def running(program: str) -> list[int]:
@@ -303,54 +337,6 @@ def test_only_tools_that_were_named_are_there():
     assert len(asyncio.run(names(ToolsConfig(tools="all")))) == 7
     with pytest.raises(ConfigError, match="use read_file"):
         Toolbox(ToolsConfig(tools="read_files"))
-
-
-def test_edits_are_found_in_the_text_as_it_was():
-    assert replace_texts("a b c", [("c", "a"), ("a", "x")]) == "x b a"
-    for text, edits, reason in (
-        ("a b c", [("d", "x")], "could not find"),
-        ("a b c", [("a ", "x"), (" b", "y")], "overlap"),
-        ("a a", [("a", "x")], "unique"),
-    ):
-        with pytest.raises(ToolError, match=reason):
-            replace_texts(text, edits)
-
-
-def test_an_inexact_edit_leaves_other_lines_as_they_are():
-    text = "“one”  \nsay “two”\t\n“three”  \n"
-    edited = replace_texts(text, [('say "two"', "2")])
-    assert edited == "“one”  \n2\n“three”  \n"
-    joined = replace_texts(text, [('"one"\nsay', "1"), ('"two"\n"three"', "23")])
-    assert joined == "1 23\n"
-
-
-@given(st.text("ab “”\t\n", max_size=40), st.integers(0, 40), st.integers(1, 10))
-def test_an_edit_changes_nothing_else(text, start, length):
-    old = text[start : start + length]
-    if not normalize(old) or normalize(text).count(normalize(old)) != 1:
-        return
-    assert replace_texts(text, [(old, "NEW")]) == text.replace(old, "NEW", 1)
-
-
-@given(st.text("ab*?/[].-", max_size=6), st.text("ab/.-", max_size=8))
-def test_globs_agree_with_a_regular_expression(pattern, path):
-    parts = re.findall(r"\*\*|\[[\]-]?[^\]]*\]|.", pattern)
-    named = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
-    if any(len(part) > 1 and part != "**" for part in parts):
-        return
-    regex = "".join(named.get(part, re.escape(part)) for part in parts)
-    if "/" not in pattern:
-        path = path.rpartition("/")[2]
-    elif not pattern.startswith(("**/", "/")):
-        regex = f".*/{regex}"
-    assert glob.matches(pattern, path) == bool(re.fullmatch(regex, path, re.DOTALL))
-
-
-def test_a_glob_of_many_stars_takes_no_time():
-    begin = time.process_time()
-    assert not glob.matches("*a" * 30 + "b", "a" * 2000)
-    assert glob.matches("[a-c]*.[!x]p?", "b.!pp")
-    assert time.process_time() - begin < 2
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
