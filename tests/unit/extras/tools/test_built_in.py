@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headstart.extras.tools.toolbox import Toolbox
 
 from headstart.config import ToolsConfig
 from headstart.extras.tools import grep_child, search
 from headstart.extras.tools.command import CommandLimits
+from headstart.extras.tools.routes import HostedTools
 from headstart.types.errors import ConfigError, HeadstartError
 
 # `docker run --rm -i --cidfile FILE IMAGE sh` and `docker exec -i ID COMMAND...`
@@ -39,7 +39,7 @@ def run_tool(
     told: list[str] = []
 
     async def use() -> Any:
-        box = Toolbox(ToolsConfig(tools="all", tools_runtime=_runtime or None))
+        box = HostedTools(ToolsConfig(tools="all", tools_runtime=_runtime or None), {})
         try:
             tool = (await box.tools())[name]
             return await box.call(tool, arguments, told.append, **_place or {})
@@ -326,17 +326,17 @@ def test_a_runtime_is_never_an_option_and_never_this_machine_instead(tmp_path, r
     assert not (tmp_path / "escaped").exists()
     if runtime != "docker:image":
         with pytest.raises(ConfigError, match=reason):
-            Toolbox(ToolsConfig(tools_runtime=runtime))
+            HostedTools(ToolsConfig(tools_runtime=runtime), {})
 
 
 def test_only_tools_that_were_named_are_there():
     async def names(config: ToolsConfig) -> list[str]:
-        return list(await Toolbox(config).tools())
+        return list(await HostedTools(config, {}).tools())
 
     assert asyncio.run(names(ToolsConfig(tools="read_file, get_info"))) == ["read_file", "get_info"]
     assert len(asyncio.run(names(ToolsConfig(tools="all")))) == 7
     with pytest.raises(ConfigError, match="use read_file"):
-        Toolbox(ToolsConfig(tools="read_files"))
+        HostedTools(ToolsConfig(tools="read_files"), {})
 
 
 @pytest.mark.parametrize("is_remote", [False, True])

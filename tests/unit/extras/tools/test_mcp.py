@@ -14,7 +14,7 @@ import pytest
 
 from headstart.config import ToolsConfig
 from headstart.extras.tools.mcp_config import read_mcp_servers
-from headstart.extras.tools.toolbox import Toolbox
+from headstart.extras.tools.routes import HostedTools
 from headstart.types.errors import CapacityError, ConfigError
 
 PROGRAM = str(Path(__file__).with_name("mcp_program.py"))
@@ -22,8 +22,8 @@ ENTRY: dict[str, Any] = {"command": sys.executable, "args": [PROGRAM]}
 
 
 @asynccontextmanager
-async def started(**servers: Any) -> AsyncIterator[Toolbox]:
-    box = Toolbox(ToolsConfig(mcp_servers_json=json.dumps({"mcpServers": servers})))
+async def started(**servers: Any) -> AsyncIterator[HostedTools]:
+    box = HostedTools(ToolsConfig(mcp_servers_json=json.dumps({"mcpServers": servers})), {})
     await box.start()
     try:
         yield box
@@ -31,7 +31,7 @@ async def started(**servers: Any) -> AsyncIterator[Toolbox]:
         await box.close()
 
 
-async def call(box: Toolbox, tool: str, **arguments: Any) -> dict[str, Any]:
+async def call(box: HostedTools, tool: str, **arguments: Any) -> dict[str, Any]:
     return await box.call((await box.tools())[tool], arguments)
 
 
