@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
@@ -32,12 +32,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from benchmarks.lib import processes
 from benchmarks.lib.image_bodies import MARKER, image_body
 from benchmarks.lib.random_constraints import CONSTRAINTS
 from tests.images import projector
 
 from headstart.app import demo
-from headstart.extras.bench.client import HEADSTART, started
+from headstart.extras.bench.client import HEADSTART, Client, running
+from headstart.types.errors import HeadstartError
 
 SECONDS = 60.0  # before a request counts as hanging
 IDLE_SECONDS = 1.0  # before a connection is not used again
@@ -197,8 +199,11 @@ def _mutated(body: Any, chance: random.Random) -> bytes:
 class Run:
     """All requests of a slice, sent by several threads."""
 
-    def __init__(self, generator: Generator, ports: dict[str, int], first: int, last: int) -> None:
-        self._generator, self._ports = generator, ports
+    def __init__(
+        self, generator: Generator, clients: Mapping[str, Client], first: int, last: int
+    ) -> None:
+        self._generator = generator
+        self._ports = {name: int(one.url.rpartition(":")[2]) for name, one in clients.items()}
         self._numbers, self._last = count(first), last
         self._lock = threading.Lock()
         self.statuses: Counter[str] = Counter()
@@ -261,30 +266,18 @@ def _is_promised(path: str, status: int, data: bytes) -> bool:
         return False
 
 
-def _get(port: int, path: str) -> Any:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
-    connection.request("GET", path, headers=JSON)
-    return json.loads(connection.getresponse().read())
-
-
-def _text(port: int) -> str:
+def _text(client: Client) -> str:
     """A greedy answer."""
     body = {"prompt": SURE, "n_predict": 40, "temperature": 0, "model": "one"}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
-    connection.request("POST", "/completion", json.dumps(body), JSON)
-    answer = json.loads(connection.getresponse().read())
-    return str(answer.get("content", answer))
+    try:
+        return str(client.call("/completion", body)["content"])
+    except HeadstartError as error:
+        return str(error)
 
 
 def _memory(pid: int) -> int:
     """MiB of a process and all below it."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return 0
-    own = next((line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")), "0")
-    return int(own) // 1024 + sum(_memory(int(child)) for child in children)
+    return processes.megabytes(pid) + sum(map(_memory, processes.children(pid)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -299,26 +292,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--images", action="store_true", help="only requests with images")
     parser.add_argument("--slice", type=int, default=10_000, help="requests between two lines")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        ports, pids = _start(Path(name), stack, options.images)
-        document = _get(ports["server"], "/openapi.json")
-        texts = {target: _text(port) for target, port in ports.items()}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        clients = _start(Path(folder), stack, options.images)
+        document = clients["server"].call("/openapi.json")
+        texts = {target: _text(client) for target, client in clients.items()}
         found, sent, begun = 0, 0, time.monotonic()
         total: Counter[str] = Counter()
         while sent < options.requests:
             first = options.first + sent
             last = options.first + min(options.requests, sent + options.slice)
-            run = Run(Generator(document, options.seed, options.images), ports, first, last)
+            run = Run(Generator(document, options.seed, options.images), clients, first, last)
             threads = [threading.Thread(target=run.work) for _ in range(options.clients)]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
             sent, found, total = last - options.first, found + len(run.found), total + run.statuses
-            again = {target: _text(port) for target, port in ports.items()}
-            changed = [target for target in texts if again[target] != texts[target]]
+            changed = [target for target in texts if _text(clients[target]) != texts[target]]
             found += len(changed)
-            memory = ", ".join(f"{target} {_memory(pid)} MiB" for target, pid in pids.items())
+            memory = ", ".join(f"{name} {_memory(one.pid)} MiB" for name, one in clients.items())
             print(
                 f"{sent} sent in {time.monotonic() - begun:.0f} s, {found} found; "
                 f"greedy texts {f'CHANGED: {changed}' if changed else 'the same'}; {memory}",
@@ -328,47 +320,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if found else 0
 
 
-def _start(
-    folder: Path, stack: ExitStack, has_images: bool
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Ports and processes of the three programs."""
+def _start(folder: Path, stack: ExitStack, has_images: bool) -> dict[str, Client]:
+    """The three programs."""
     model, environment = demo.path(demo.TARGET), os.environ | {"HEADSTART_CACHE": str(folder)}
     environment["LLAMA_CACHE"] = str(folder)
     (folder / "models.ini").write_text(
         f"version = 1\n[*]\nc = {CONTEXT}\n[one]\nmodel = {model}\n[two]\nmodel = {model}\n"
     )
-    common = ["--log-level", "warning", "--threads", "1"]
+    quiet, keys = ["--log-level", "warning"], ["--api-key", "key", "--tenant-header", "X-Tenant"]
+    common = [*quiet, *keys, "--threads", "1"]
     tools = ["--tools", ",".join(TOOLS[:3]), "--ui-mcp-proxy"]
     # bounded, so that what grows beside texts and prompts is seen
     bounds = ["--cache-ram", "16", "--spec-suffix-corpus-tokens", "20000"]
     bounds += ["--cache-disk", "64", "--tenant-responses", "20", "--tenant-compile-seconds", "5"]
     slots = ["--slot-save-path", str(folder), "--tenant-slot-files", "5"]
-    common += ["--api-key", "key", "--tenant-header", "X-Tenant"]
     kinds = {
         "server": ["serve", *common, "--context", str(CONTEXT), *tools, *slots, *bounds, "--props"],
-        "router": [
-            "serve",
-            *common[:2],
-            *common[4:],
-            "--models-preset",
-            str(folder / "models.ini"),
-            *tools,
-        ],
+        "router": ["serve", *quiet, *keys, "--models-preset", str(folder / "models.ini"), *tools],
     }
     if has_images:
         file = projector(folder / "mmproj.gguf", "janus_pro", 256, hears=True)
         kinds["server"] += ["--mmproj", str(file), "--embeddings"]
         environment["LLAMA_MEDIA_MARKER"] = MARKER
-    urls, pids = {}, {}
-    for name, flags in kinds.items():
-        command, log = [*HEADSTART, *flags], Path(tempfile.gettempdir(), f"fuzz-{name}.log")
-        process, urls[name] = stack.enter_context(started(command, log, environment))
-        pids[name] = process.pid
-    command = [*HEADSTART, "router", "--backend", urls["server"]]
-    log = Path(tempfile.gettempdir(), "fuzz-balancer.log")
-    process, urls["balancer"] = stack.enter_context(started(command, log, environment))
-    pids["balancer"] = process.pid
-    return {name: int(url.rpartition(":")[2]) for name, url in urls.items()}, pids
+    clients: dict[str, Client] = {}
+    for name in SHARES:
+        flags = kinds.get(name) or ["router", "--backend", clients["server"].url]
+        command = [*HEADSTART, *flags]
+        log = Path(tempfile.gettempdir(), f"fuzz-{name}.log")
+        clients[name] = stack.enter_context(running(command, log, "key", environment))
+    return clients
 
 
 if __name__ == "__main__":

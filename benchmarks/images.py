@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import json
 import os
 import shlex
 import sys
@@ -36,15 +35,7 @@ from tests.architectures import write_model
 from tests.images import Kind, flac, mp3, picture, projector, wav
 
 from headstart.app import demo
-from headstart.extras.bench.client import (
-    HEADSTART,
-    TENANT_HEADER,
-    Answer,
-    Client,
-    exchange,
-    running,
-    started,
-)
+from headstart.extras.bench.client import HEADSTART, TENANT_HEADER, Answer, Client, running
 from headstart.extras.bench.library import Question, make_questions
 from headstart.extras.bench.report import table_head, table_row
 
@@ -175,13 +166,13 @@ def compare_servers(command: Sequence[str]) -> int:
 def completions(command: Sequence[str], folder: Path) -> Iterator[dict[str, Any]]:
     """A server's answers to all prompts."""
     environment = os.environ | {"LLAMA_MEDIA_MARKER": "<__media__>"}
-    with started(command, folder / "log", environment) as (_, url):
+    with running(command, folder / "log", environment=environment) as client:
         for images in prompts():
             marks = "<__media__>" * len(images)
             data = [base64.b64encode(image).decode() for image in images]
             prompt = {"prompt_string": f"Look {marks} def area(w):\n", "multimodal_data": data}
             body = {"prompt": prompt, "n_predict": 100, "temperature": 0, "n_probs": 3}
-            yield json.loads(b"".join(exchange(url, "/completion", body)))
+            yield client.call("/completion", body)
 
 
 def _first(answer: Mapping[str, Any]) -> list[float]:

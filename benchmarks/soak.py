@@ -22,7 +22,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -34,9 +33,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lib.processes import children, megabytes, read
 from benchmarks.lib.watched import tell_stalls
 
-from headstart.extras.bench.client import started
+from headstart.extras.bench.client import running
 from headstart.extras.bench.report import table_head, table_row
 
 CONTEXT = 2048
@@ -52,17 +52,13 @@ SLOW_SCHEMA = {"allOf": [{"multipleOf": n} for n in (97, 89, 83)] + [{"type": "i
 class Server:
     """The running server and its two processes."""
 
-    process: subprocess.Popen[bytes]
+    pid: int
     port: int
 
-    def engine(self) -> int | None:
-        """The child that runs the engine, if there is one now."""
-        with suppress(OSError):
-            path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-            for child in path.read_text().split():
-                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    return int(child)
-        return None
+    def engine(self) -> int:
+        """The child that runs the engine; 0 if there is none now."""
+        engines = (c for c in children(self.pid) if "spawn_main" in read(c, "cmdline"))
+        return next(engines, 0)
 
     def request(
         self, method: str, path: str, body: Any = None, key: str = POLITE[0], timeout: float = 300
@@ -292,8 +288,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command += ["--context", str(CONTEXT), "--threads", "1", "--cache-ram", "256", *flags]
         command += ["--api-key", ",".join((*POLITE, GREEDY)), "--tenant-slot-files", "20"]
         command += ["--slot-save-path", str(folder / "slots")]
-        with started(command, log, os.environ | {"HEADSTART_CACHE": name}) as (process, url):
-            code = _soak(Server(process, int(url.rpartition(":")[2])), options)
+        environment = os.environ | {"HEADSTART_CACHE": name}
+        with running(command, log, POLITE[0], environment) as client:
+            code = _soak(Server(client.pid, int(client.url.rpartition(":")[2])), options)
     return tell_stalls(log.read_text(errors="replace")) or code
 
 
@@ -346,24 +343,15 @@ def _row(server: Server, record: Record, seconds: float, health: float) -> str:
     with record.lock:
         counts, slowest = dict(record.counts), record.slowest
         record.slowest = 0.0
-    pid = server.process.pid
     return table_row(
         f"{seconds / 60:.0f}",
         *(counts.get(name, 0) for name in ("calls", *WATCHED, "lost to a kill")),
         len(record.kills),
-        *(_megabytes(one) for one in (pid, server.engine())),
-        _open_files(pid),
+        *map(megabytes, (server.pid, server.engine())),
+        _open_files(server.pid),
         f"{1000 * health:.0f}",
         f"{slowest:.1f}",
     )
-
-
-def _megabytes(pid: int | None) -> str:
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS"):
-                return str(int(line.split()[1]) // 1024)
-    return "-"
 
 
 def _open_files(pid: int) -> str:

@@ -20,8 +20,6 @@ what their distinct tokens need.
 from __future__ import annotations
 
 import argparse
-import http.client
-import json
 import os
 import socket
 import statistics
@@ -31,19 +29,17 @@ import tempfile
 import time
 from array import array
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from headstart.app.assemble import Models, build_scheduler
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
-from headstart.extras.bench.client import HEADSTART, exchange, started
+from headstart.extras.bench.client import HEADSTART, Client, running
 from headstart.scheduler.disk_cache import DiskCache, DiskPlace
 from headstart.scheduler.offloading import BLOCK
 from headstart.scheduler.prompt_store import StoredBlock, StoredPrompt
 from headstart.scheduler.scheduler import Scheduler
 from headstart.structures.prompt_files import write_prompt
-from headstart.types.errors import HeadstartError
 from headstart.types.request import Request
 
 NUM_TOKENS = 4096
@@ -130,8 +126,8 @@ def start(folder: Path, model: Path, rounds: int) -> None:
     command = [*HEADSTART, "serve", "-m", str(model), "--spec", "off", "--spec-state", "none"]
     full = folder / "16 GiB" / "prompts"
     kept = ["--cache-disk", "100", "--cache-disk-path", str(full)]
-    with started([*command, *kept], folder / "log") as (_, url):
-        first_token(url, [5] * 64)  # names the folder of this model
+    with running([*command, *kept], folder / "log") as client:
+        first_token(client, [5] * 64)  # names the folder of this model
     disk = DiskCache(DiskPlace(full, 2**50, "", "", ""))
     disk.finish(10.0)
     (disk._own,) = full.iterdir()
@@ -155,11 +151,9 @@ def seconds_to_ready(command: Sequence[str], cache: Path) -> float:
     environment = os.environ | {"HEADSTART_CACHE": str(cache)}
     full, nothing = [*command, "--port", port], subprocess.DEVNULL
     with subprocess.Popen(full, env=environment, stdout=nothing, stderr=nothing) as process:
-        is_ready = False
-        while not is_ready and process.poll() is None:
+        client = Client(f"http://127.0.0.1:{port}")
+        while client.get("/health") is None and process.poll() is None:
             time.sleep(0.005)
-            with suppress(HeadstartError, OSError, http.client.HTTPException):
-                is_ready = bool(list(exchange(f"http://127.0.0.1:{port}", "/health")))
         seconds = time.perf_counter() - began
         process.terminate()
     return seconds
@@ -209,19 +203,19 @@ def restart(folder: Path, model: Path, rounds: int) -> None:
     times: dict[str, list[float]] = {"cold": [], "slot": [], "disk": [], "disk, not cached": []}
     for number in range(rounds):
         prompt = [100 + (i * 7 + number * 13 + i * i % 97) % 900 for i in range(NUM_TOKENS)]
-        with started(command, folder / "log") as (_, url):
-            first_token(url, [5] * 64)
-            times["cold"].append(first_token(url, prompt))
-            times["slot"].append(first_token(url, prompt))
+        with running(command, folder / "log") as client:
+            first_token(client, [5] * 64)
+            times["cold"].append(first_token(client, prompt))
+            times["slot"].append(first_token(client, prompt))
         for name in ("disk", "disk, not cached"):
             if name != "disk":
                 for file in (folder / "prompts").glob("*/*"):
                     with file.open("rb") as opened:
                         os.fsync(opened.fileno())
                         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            with started(command, folder / "log") as (_, url):
-                first_token(url, [5] * 64)
-                times[name].append(first_token(url, prompt))
+            with running(command, folder / "log") as client:
+                first_token(client, [5] * 64)
+                times[name].append(first_token(client, prompt))
     cold = statistics.median(times["cold"])
     size = sum(file.stat().st_size for file in (folder / "prompts").glob("*/*")) / rounds / 2**20
     print(f"restart: {model.stem}, {NUM_TOKENS} tokens, {size:.0f} MiB a prompt")
@@ -230,11 +224,11 @@ def restart(folder: Path, model: Path, rounds: int) -> None:
         print(f"  {name}: {1e3 * median:.0f} ms, {median / cold:.1%} of cold ({rounds} rounds)")
 
 
-def first_token(url: str, prompt: list[int]) -> float:
+def first_token(client: Client, prompt: list[int]) -> float:
     """Seconds until a server's first token."""
     began = time.perf_counter()
     body: dict[str, Any] = {"prompt": prompt, "n_predict": 1, "temperature": 0}
-    answer = json.loads(b"".join(exchange(url, "/completion", body)))
+    answer = client.call("/completion", body)
     assert answer["tokens_predicted"] == 1, answer
     return time.perf_counter() - began
 

@@ -23,17 +23,17 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from threading import Event
 from typing import Any
 
-from headstart.extras.bench.client import HEADSTART, Answer, Client, exchange, running
+from headstart.extras.bench.client import HEADSTART, Answer, Client, running
 from headstart.extras.bench.report import quantile, table_head, table_row
 
 TOKENS = 25  # of an answer, for latency
 ROUNDS = 6  # how often each way is asked, in turn
-ONE, OTHER = "one", "other"  # API keys of two tenants
 
 
 def latency(streams: Sequence[int]) -> None:
@@ -79,14 +79,14 @@ def pause(options: argparse.Namespace, flags: Sequence[str]) -> None:
     """Milliseconds between the tokens of a stream, by the quarter of the prompt that is read."""
     num_tokens = options.tokens
     flags = ["--context", str(num_tokens + 4096), "--parallel", "2", *flags]
-    with serving(options.model, flags) as url, ThreadPoolExecutor() as pool:
+    with serving(options.model, flags) as tenants, ThreadPoolExecutor() as pool:
         over, arrivals = Event(), list[float]()
-        stream = pool.submit(read, url, text(1, 64), 2048, ONE, over, arrivals)
+        stream = pool.submit(read, tenants[0], text(1, 64), 2048, over, arrivals)
         while len(arrivals) < 20:
             time.sleep(0.05)
         sent = time.monotonic()
         try:
-            read(url, text(2, num_tokens), 1, OTHER)
+            read(tenants[1], text(2, num_tokens), 1, Event(), [])
             done = time.monotonic()
         finally:
             over.set()
@@ -110,14 +110,14 @@ def pause(options: argparse.Namespace, flags: Sequence[str]) -> None:
 def flood(options: argparse.Namespace, flags: Sequence[str]) -> None:
     """The median time to the first token, alone and beside the flood."""
     flags = ["--max-queue", "1000", *flags]
-    with serving(options.model, flags) as url, ThreadPoolExecutor(options.flood) as pool:
-        alone = list(visits(url, options.requests, 1000))
+    with serving(options.model, flags) as tenants, ThreadPoolExecutor(options.flood) as pool:
+        alone = list(visits(tenants[0], options.requests, 1000))
         over = Event()
         for number in range(options.flood):
-            pool.submit(ask_until, url, number, over)
+            pool.submit(ask_until, tenants[1], number, over)
         time.sleep(10.0)
         try:
-            beside = list(visits(url, options.requests, 2000))
+            beside = list(visits(tenants[0], options.requests, 2000))
         finally:
             over.set()
     first, second = statistics.median(alone), statistics.median(beside)
@@ -129,22 +129,22 @@ def flood(options: argparse.Namespace, flags: Sequence[str]) -> None:
     )
 
 
-def visits(url: str, count: int, seed: int) -> Iterator[float]:
+def visits(client: Client, count: int, seed: int) -> Iterator[float]:
     """Seconds to the first token of requests with a pause between them."""
     random = Random(seed)
     for number in range(count):
         arrivals = list[float]()
         sent = time.monotonic()
-        read(url, text(seed + number, 400), 16, ONE, None, arrivals)
+        read(client, text(seed + number, 400), 16, Event(), arrivals)
         yield arrivals[0] - sent
         time.sleep(random.uniform(0.2, 1.0))
 
 
-def ask_until(url: str, number: int, over: Event) -> None:
+def ask_until(client: Client, number: int, over: Event) -> None:
     """One client of the flood, which asks again and again."""
     random = Random(number)
     while not over.is_set():
-        read(url, text(number, random.randint(100, 800)), random.randint(20, 200), OTHER, over)
+        read(client, text(number, random.randint(100, 800)), random.randint(20, 200), over, [])
         number += 100_000
 
 
@@ -155,32 +155,25 @@ def text(seed: int, num_tokens: int) -> list[int]:
 
 
 def read(
-    url: str,
-    prompt: list[int],
-    max_tokens: int,
-    key: str,
-    over: Event | None = None,
-    arrivals: list[float] | None = None,
+    client: Client, prompt: list[int], max_tokens: int, over: Event, arrivals: list[float]
 ) -> None:
     """Read an answer until it ends or is not wanted any more; when its tokens came."""
     body: dict[str, Any] = {"prompt": prompt, "n_predict": max_tokens, "stream": True}
-    body |= {"temperature": 0, "ignore_eos": True}
-    headers = {"Authorization": f"Bearer {key}"}
-    for line in exchange(url, "/completion", body, headers):
-        if line.startswith(b"data: {") and arrivals is not None:
+    for line in client.lines("/completion", body | {"temperature": 0, "ignore_eos": True}):
+        if line.startswith(b"data: {"):
             arrivals.append(time.monotonic())
-        if over is not None and over.is_set():
+        if over.is_set():
             break
 
 
 @contextmanager
-def serving(model: Path, flags: Sequence[str]) -> Iterator[str]:
-    """The address of a server that is warm."""
+def serving(model: Path, flags: Sequence[str]) -> Iterator[tuple[Client, Client]]:
+    """Two tenants of a server that is warm."""
     with tempfile.TemporaryDirectory() as folder:
         command = [*HEADSTART, "serve", "-m", str(model), "--spec", "off", *flags]
-        command += ["--spec-state", "none", "--api-key", f"{ONE},{OTHER}"]
-        with running(command, Path(folder) / "log", ONE) as client:
-            yield client.url
+        command += ["--spec-state", "none", "--api-key", "one,other"]
+        with running(command, Path(folder) / "log", "one") as client:
+            yield client, replace(client, key="other")
 
 
 def main() -> None:

@@ -12,18 +12,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.arms import answer
+from benchmarks.lib.processes import children, read
 from benchmarks.lib.workloads import make_prompts
 
 from headstart.app.assemble import Models, build_scheduler
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.engine.context import LlamaEngine
 from headstart.engine.library import api
-from headstart.extras.bench.client import HEADSTART, Client, running, started
+from headstart.extras.bench.client import HEADSTART, Client, running
 from headstart.extras.bench.library import Question
 from headstart.extras.bench.report import table_head, table_row
 from headstart.scheduler.scheduler import Scheduler
@@ -136,8 +137,8 @@ def print_busy(model: Path, rounds: int, threads: int | None, against: str) -> N
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         clients = {}
         for name, (command, environment) in servers.items():
-            begun = started(command, Path(folder, name), environment)
-            clients[name] = Client(stack.enter_context(begun)[1])
+            begun = running(command, Path(folder, name), environment=environment)
+            clients[name] = stack.enter_context(begun)
             server_rate(clients[name], [1] * 16, 48)
         for num_programs in range(3):
             if num_programs:
@@ -167,13 +168,13 @@ def print_streams(model: Path, rounds: int, threads: int | None) -> None:
         num_tokens, spent = 0, [0.0, 0.0]
         with (
             tempfile.TemporaryDirectory() as folder,
-            started(serving(model, threads, users), Path(folder, "log")) as (server, url),
+            running(serving(model, threads, users), Path(folder, "log")) as client,
         ):
             for number in range(1 + rounds):  # the first warms up
-                before = cpu_seconds(server.pid)
+                before = cpu_seconds(client.pid)
                 fields: dict[str, Any] = {"max_tokens": 300, "temperature": 1, "ignore_eos": True}
-                played = Client(url).ask_all(asked, **fields)
-                web, *children = map(operator.sub, cpu_seconds(server.pid), before)
+                played = client.ask_all(asked, **fields)
+                web, *children = map(operator.sub, cpu_seconds(client.pid), before)
                 if number:
                     num_tokens += sum(one.num_tokens for one in played.answers)
                     spent = [spent[0] + web, spent[1] + max(children)]
@@ -182,11 +183,6 @@ def print_streams(model: Path, rounds: int, threads: int | None) -> None:
 
 
 def cpu_seconds(pid: int) -> list[float]:
-    """Processor time of a process and of its children; empty where there is no /proc."""
-    seconds = []
-    with suppress(OSError):
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        for one in (str(pid), *children):
-            fields = Path(f"/proc/{one}/stat").read_text().rsplit(")", 1)[1].split()
-            seconds.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
-    return seconds
+    """Processor time of a process and of its children."""
+    stats = [read(one, "stat").rpartition(")")[2].split() for one in (pid, *children(pid))]
+    return [(int(s[11]) + int(s[12])) / os.sysconf("SC_CLK_TCK") for s in stats if s]

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from headstart.extras.bench.client import started
+from headstart.extras.bench.client import running
 
 ROOT = Path(__file__).parents[2]
 CHECKS = Path(__file__).parent / "checks"
@@ -134,8 +134,9 @@ def server(command: Sequence[str]) -> Iterator[str]:
     """Run the server; gives its address once it is ready."""
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"HEADSTART_CACHE": folder}
-        with started([*command, *FLAGS], Path(folder) / "log", environment) as (_, url):
-            yield url
+        log = Path(folder) / "log"
+        with running([*command, *FLAGS], log, environment=environment) as client:
+            yield client.url
 
 
 if __name__ == "__main__":

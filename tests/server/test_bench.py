@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -207,16 +208,16 @@ HTTPServer(("127.0.0.1", int(sys.argv[-1])), SimpleHTTPRequestHandler).serve_for
 OWNER = """
 import sys, time
 from pathlib import Path
-from headstart.extras.bench.client import started
-with started([sys.executable, "server.py"], Path("log")) as (process, _):
-    print(process.pid, flush=True)
+from headstart.extras.bench.client import running
+with running([sys.executable, "server.py"], Path("log")) as client:
+    print(client.pid, flush=True)
     time.sleep(600)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child")
 def test_a_server_ends_with_what_started_it_even_if_that_is_killed(tmp_path: Path) -> None:
-    (tmp_path / "health").write_text("ok")
+    (tmp_path / "health").write_text("{}")
     (tmp_path / "server.py").write_text(SERVER)
     environment = os.environ | {"PYTHONPATH": str(Path("src").absolute())}
     command = [sys.executable, "-c", OWNER]
@@ -226,6 +227,17 @@ def test_a_server_ends_with_what_started_it_even_if_that_is_killed(tmp_path: Pat
         assert server.exists()
         owner.kill()
     until(lambda: not server.exists() or ") Z" in server.read_text(), "its end")
+
+
+def test_a_bench_that_a_signal_ends_leaves_no_file(tmp_path: Path) -> None:
+    """Its settings may have a token of the hub."""
+    environment = os.environ | {"PYTHONPATH": str(Path("src").absolute()), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "headstart", "bench", "--quick", "--hf-token", "secret"]
+    with subprocess.Popen(command, env=environment) as bench:
+        until(lambda: any(tmp_path.glob("*/server.log")), "its server")
+        bench.terminate()
+    assert bench.returncode == 128 + signal.SIGTERM
+    assert list(tmp_path.glob("*/*")) == []
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])

@@ -24,7 +24,7 @@ from typing import Any
 
 import httpx2
 
-from headstart.extras.bench.client import started
+from headstart.extras.bench.client import running
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -80,8 +80,8 @@ class Recorder:
         print(flags[-1], flush=True)
         command = [str(self._server), "-m", str(self._model), "-c", "512", "--no-warmup"]
         with (
-            started([*command, "--no-webui", "-t", "1", *flags], Path(os.devnull)) as (_, url),
-            httpx2.Client(base_url=url, timeout=30, trust_env=False) as client,
+            running([*command, "--no-webui", "-t", "1", *flags], Path(os.devnull)) as server,
+            httpx2.Client(base_url=server.url, timeout=30, trust_env=False) as client,
         ):
             props = client.get("/props").json()
             self.defaults = props["default_generation_settings"]["params"]

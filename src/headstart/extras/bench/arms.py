@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NoReturn
 
 from headstart.app.cli.arguments import LLAMA_SERVERS, PREFIX
 from headstart.app.cli.devices import ENGINE_PARTS
@@ -50,6 +52,29 @@ def read_settings(text: str) -> dict[str, Fields]:
             "speculative": fields | named
         }
     return arms
+
+
+@contextmanager
+def workplace() -> Iterator[tuple[Path, ExitStack]]:
+    """A temporary folder, and a stack of servers that end before it is removed.
+
+    It is removed also if SIGTERM or SIGHUP ends us: the settings in it may have a token of the hub.
+    """
+    numbers, stack = (signal.SIGTERM, signal.SIGHUP), ExitStack()
+
+    def end(number: int, frame: object) -> NoReturn:
+        for one in numbers:
+            signal.signal(one, signal.SIG_IGN)
+        stack.close()  # then no thread waits for an answer
+        raise SystemExit(128 + number)
+
+    before = [signal.signal(one, end) for one in numbers]
+    try:
+        with TemporaryDirectory() as name, stack:
+            yield Path(name), stack
+    finally:
+        for one, handler in zip(numbers, before, strict=True):
+            signal.signal(one, handler)
 
 
 def open_url(url: str, key: str) -> dict[str, Client]:

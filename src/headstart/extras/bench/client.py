@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -71,6 +71,7 @@ class Client:
     url: str
     key: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
+    pid: int = 0  # of its process, if `running` started it
 
     def ask_all(
         self,
@@ -105,11 +106,52 @@ class Client:
         counted = self.counters()
         return Round(answers, {name: n - before.get(name, 0.0) for name, n in counted.items()})
 
+    def lines(
+        self, path: str, body: Mapping[str, Any] | None = None, tenant: str = ""
+    ) -> Iterator[bytes]:
+        """Lines of an answer as they arrive; a POST if there is a body.
+
+        Raises:
+            HeadstartError: the server answered with an error.
+            OSError, http.client.HTTPException: it cannot be reached.
+        """
+        place = urlsplit(self.url)
+        kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
+        if place.scheme not in kinds or not place.hostname:
+            raise HeadstartError(
+                f"{self.url!r} is no address of a server; write http://127.0.0.1:8080"
+            )
+        headers = {"Content-Type": "application/json"}
+        headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        headers |= {TENANT_HEADER: tenant} if tenant else {}
+        with closing(kinds[place.scheme](place.hostname, place.port, timeout=600.0)) as connection:
+            data = None if body is None else orjson.dumps(body)
+            connection.request("GET" if data is None else "POST", place.path + path, data, headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                text = response.read(500).decode("utf-8", "replace")
+                raise HeadstartError(f"{self.url} answered {response.status}: {text}")
+            yield from response
+
+    def call(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The JSON answer of a GET, or of a POST if there is a body; raises as `lines`."""
+        return orjson.loads(b"".join(self.lines(path, body)))
+
     def get(self, path: str) -> Any:
-        """GET a JSON answer; None if the server has none."""
+        """The same, or None if the server has none."""
         with suppress(HeadstartError, OSError, http.client.HTTPException, orjson.JSONDecodeError):
-            return orjson.loads(b"".join(exchange(self.url, path, headers=self._headers())))
+            return self.call(path)
         return None
+
+    def is_ready(self) -> bool:
+        """Whether it answers, and Headstart's warm-up, which disturbs a measurement, is over."""
+        is_up = self.get("/health") is not None
+        return is_up and bool(self.control().get("is_warmed_up", True))
+
+    def control(self) -> dict[str, Any]:
+        """The state of Headstart's control; empty for other programs."""
+        props = self.get("/props") or {}
+        return dict(props.get("speculation", {}).get("control", {}))
 
     def counters(self) -> dict[str, float]:
         """Seconds in "target", "draft" and "other", and draft tokens by position ("drafted 0",
@@ -117,7 +159,7 @@ class Client:
         """
         counted: dict[str, float] = defaultdict(float)
         with suppress(HeadstartError, OSError, http.client.HTTPException):
-            text = b"".join(exchange(self.url, "/metrics", headers=self._headers()))
+            text = b"".join(self.lines("/metrics"))
             names = {b"step_seconds": "", b"draft_tokens_by_position": "drafted "}
             sample = (
                 rb"(?m)^headstart_(step_seconds|draft_tokens(?:_accepted)?_by_position)_total"
@@ -126,10 +168,6 @@ class Client:
             for kind, label, value in re.findall(sample, text):
                 counted[names.get(kind, "accepted ") + label.decode()] += float(value)
         return counted
-
-    def _headers(self, tenant: str = "") -> dict[str, str]:
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        return headers | ({TENANT_HEADER: tenant} if tenant else {})
 
     def _ask(
         self, question: Question, body: dict[str, Any], wait: float, tenant: str
@@ -162,7 +200,7 @@ class Client:
         last: dict[str, Any] = {}
         sent = time.monotonic()
         try:
-            for line in exchange(self.url, path, asked, self._headers(tenant)):
+            for line in self.lines(path, asked, tenant):
                 if not line.startswith(b"data: {"):
                     continue
                 event = orjson.loads(line[6:])
@@ -175,34 +213,6 @@ class Client:
         num_tokens = last.get("usage", {}).get("completion_tokens", len(pieces))
         end = arrivals or [time.monotonic()]
         return Answer("".join(pieces), sent, end, num_tokens, last.get("timings", {}))
-
-
-def exchange(
-    url: str,
-    path: str,
-    body: Mapping[str, Any] | None = None,
-    headers: Mapping[str, str] | None = None,
-) -> Iterator[bytes]:
-    """Lines of an answer as they arrive; a POST if there is a body.
-
-    Raises:
-        HeadstartError: the server answered with an error.
-        OSError, http.client.HTTPException: it cannot be reached.
-    """
-    place = urlsplit(url)
-    kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
-    if place.scheme not in kinds or not place.hostname:
-        raise HeadstartError(f"{url!r} is no address of a server; write http://127.0.0.1:8080")
-    connection = kinds[place.scheme](place.hostname, place.port, timeout=600.0)
-    with closing(connection):
-        data = None if body is None else orjson.dumps(body)
-        sent = {"Content-Type": "application/json", **(headers or {})}
-        connection.request("GET" if data is None else "POST", place.path + path, data, sent)
-        response = connection.getresponse()
-        if response.status != 200:
-            text = response.read(500).decode("utf-8", "replace")
-            raise HeadstartError(f"{url} answered {response.status}: {text}")
-        yield from response
 
 
 def _text(event: Mapping[str, Any]) -> str:
@@ -223,21 +233,7 @@ def running(
     key: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Client]:
-    """Run a server as `started` does; yields a client with this API key.
-
-    If it is Headstart, its warm-up is over: it would disturb what is measured meanwhile.
-    """
-    with started(command, log, environment) as (process, url):
-        client = Client(url, key)
-        _wait(process, log, lambda: _is_warm(client))
-        yield client
-
-
-@contextmanager
-def started(
-    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
-) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Run a server with `--port` appended; yields its process and address once it is healthy, and
+    """Run a server with `--port` appended; yields a client with this API key once it is ready, and
     stops it. On Linux it also stops if this process is killed.
 
     Raises:
@@ -246,7 +242,6 @@ def started(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
     with log.open("w") as output:
         process = subprocess.Popen(
             [*command, "--port", str(port)],
@@ -256,9 +251,19 @@ def started(
             env={**(environment or os.environ), "HEADSTART_CACHE_DISK": "0"},
             preexec_fn=_end_with_parent,
         )
+    client = Client(f"http://127.0.0.1:{port}", key, pid=process.pid)
+    deadline = time.monotonic() + 600.0
     try:
-        _wait(process, log, lambda: bool(list(exchange(url, "/health"))))
-        yield process, url
+        while not client.is_ready():
+            if process.poll() is not None:
+                rest = log.read_text(errors="replace").strip().splitlines()[-3:]
+                raise HeadstartError(
+                    f"the server ended with exit code {process.returncode}: {' / '.join(rest)}"
+                )
+            if time.monotonic() > deadline:
+                raise HeadstartError(f"the server was not ready after 600 s; see {log}")
+            time.sleep(0.2)
+        yield client
     finally:
         process.terminate()
         try:
@@ -271,24 +276,3 @@ def started(
 def _end_with_parent() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG of <linux/prctl.h>
-
-
-def _wait(process: subprocess.Popen[bytes], log: Path, is_ready: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 600.0
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            rest = log.read_text(errors="replace").strip().splitlines()[-3:]
-            raise HeadstartError(
-                f"the server ended with exit code {process.returncode}: {' / '.join(rest)}"
-            )
-        with suppress(HeadstartError, OSError, http.client.HTTPException):
-            if is_ready():
-                return
-        time.sleep(0.2)
-    raise HeadstartError(f"the server was not ready after 600 s; see {log}")
-
-
-def _is_warm(client: Client) -> bool:
-    """Whether its warm-up is over; True for servers without one."""
-    props = client.get("/props") or {}
-    return bool(props.get("speculation", {}).get("control", {}).get("is_warmed_up", True))

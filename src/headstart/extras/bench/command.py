@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +22,7 @@ from headstart.extras.bench.arms import (
     open_server,
     open_url,
     read_settings,
+    workplace,
 )
 from headstart.extras.bench.client import Client, Round
 from headstart.extras.bench.comparison import Cell, Scores, compare
@@ -93,8 +92,7 @@ def run(resolved: Resolved, words: list[str]) -> int:
     settings = read_settings(lengths if options.settings is None else options.settings)
     questions = None if options.prompts is None else read_questions(Path(options.prompts))
     most_users = max(cell.users for cell in cells)
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        folder = Path(name)
+    with workplace() as (folder, stack):
         if options.url is not None:
             server = None
             clients = open_url(options.url, str(resolved.values["api_key"] or ""))
@@ -104,7 +102,7 @@ def run(resolved: Resolved, words: list[str]) -> int:
         clients |= open_others(options.against or "", folder, stack)
         warm(clients, most_users)
         scores = measure(clients, cells, questions, options)
-        control = {} if server is None else control_of(server)
+        control = {} if server is None else server.control()
     cost_ms = control.get("cost_ms", {}).get("rows", {})
     print(
         json.dumps({"lines": facts(scores), "control": control}) if options.json else tables(scores)
@@ -149,12 +147,6 @@ def measure(
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr)
     return scores
-
-
-def control_of(server: Client) -> dict[str, Any]:
-    """The state of our own server's control."""
-    props = server.get("/props") or {}
-    return dict(props.get("speculation", {}).get("control", {}))
 
 
 def read_cells(options: BenchOptions, parallel: int, origin: str) -> list[Cell]:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,8 @@ from typing import Any
 from headstart.app.cli.command import Command
 from headstart.app.cli.resolve import Resolved
 from headstart.config import option
-from headstart.extras.bench.arms import SETTINGS, open_arms, open_server
-from headstart.extras.bench.command import BenchOptions, control_of, measure, read_cells, warm
+from headstart.extras.bench.arms import SETTINGS, open_arms, open_server, workplace
+from headstart.extras.bench.command import BenchOptions, measure, read_cells, warm
 from headstart.extras.bench.comparison import OFF, Scores
 from headstart.extras.bench.library import read_questions
 from headstart.extras.bench.report import MeanRatio, table_head, table_row
@@ -57,10 +55,10 @@ def run(resolved: Resolved, words: list[str]) -> int:
     )
     cells = read_cells(bench, config.scheduler.parallel, "flag")
     questions = None if options.prompts is None else read_questions(Path(options.prompts))
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with workplace() as (folder, stack):
         print("timing decodes of all widths ...", file=sys.stderr, flush=True)
         slots = config.scheduler.parallel
-        server = open_server(resolved, slots, Path(folder), stack, keeps_state=True)
+        server = open_server(resolved, slots, folder, stack, keeps_state=True)
         speculation = (server.get("/props") or {}).get("speculation", {})
         drafters = tuple(speculation.get("types", ()))
         alone = {f"auto:{name}": {"speculative": {"types": [name]}} for name in drafters}
@@ -68,7 +66,7 @@ def run(resolved: Resolved, words: list[str]) -> int:
         warm(arms)
         print("answering prompts in every way ...", file=sys.stderr, flush=True)
         scores = measure(arms, cells, questions, bench)
-        found = facts(scores, control_of(server), drafters) | {
+        found = facts(scores, server.control(), drafters) | {
             "profile": speculation.get("state", "")
         }
     print(json.dumps(found) if options.json else "\n".join(report(found)))
