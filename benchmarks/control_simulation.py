@@ -10,9 +10,8 @@ the cost curve, but not the outcomes: nothing that only sees the past can be exp
 "Cold" has timed some decodes, as a server does before its first request, and knows nothing else;
 "warm" has seen another text of the kind on this machine.
 
-    python -m benchmarks.control_simulation [--tokens 3000] [--growth 0]
-        [--model | --long-prompts [--answer 400] [--local 1] | --tiled | --experts | --snapshots |
-         --hybrids | --mixed | --both | --arrivals]
+    python -m benchmarks.control_simulation [--tokens 3000]
+        [--model | --tiled | --experts | --hybrids | --mixed | --arrivals]
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from statistics import geometric_mean
 
 from benchmarks.lib.curves import CostCurve
 from benchmarks.lib.simulated_arrivals import ArrivalSimulation, no_drafts
-from benchmarks.lib.simulated_models import BothSimulation, ModelSimulation
-from benchmarks.lib.simulated_rollback import auto_with, even_speeds
-from benchmarks.lib.simulated_slots import REQUEST_TOKENS, Simulation
+from benchmarks.lib.simulated_even import even_speeds
+from benchmarks.lib.simulated_models import ModelSimulation
+from benchmarks.lib.simulated_slots import Simulation
 from benchmarks.lib.simulated_texts import (
     CURVES,
     EXPERT_CURVES,
@@ -39,10 +38,7 @@ from benchmarks.lib.simulated_texts import (
 from headstart.control import Controller
 
 FIXED_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-NUM_BAD = 20  # requests
-SNAPSHOTS = (1, 2, 3, 4, 6, 8, 16)
-EVEN_SNAPSHOTS = 8
-COPY_SHARE = 0.03  # of a plain step: what a copy of a sequence's state takes
+SNAPSHOTS = 8  # of hybrids
 
 
 @dataclass(frozen=True)
@@ -82,16 +78,14 @@ def warmed_up(run: Simulation, curve: CostCurve | None = None) -> Controller:
     return controller
 
 
-def texts_and_machines(
-    tokens: int, seed: int, growth: int = 0, *, has_model: bool = False
-) -> Iterator[Line]:
+def texts_and_machines(tokens: int, seed: int, *, has_model: bool = False) -> Iterator[Line]:
     """Every machine, text and number of slots: off, best by hand, auto without and with experience,
     and what nobody can reach without knowing the text.
     """
     for curve, workload, num_slots in product(CURVES, WORKLOADS, (1, 4, 8)):
         kind = ModelSimulation if has_model else Simulation
         length = tokens // num_slots + 400
-        run = kind(workload, curve, num_slots, tokens=length, seed=seed, growth=growth)
+        run = kind(workload, curve, num_slots, tokens=length, seed=seed)
         if isinstance(run, ModelSimulation):
             settings = product(FIXED_LENGTHS[:7], (0.0, 0.3, 0.5, 0.7))
             fixed = {f"{k}/{p:g}": run.fixed_model(k, p).speed for k, p in settings}
@@ -107,33 +101,6 @@ def texts_and_machines(
         if not has_model:
             speeds |= {"reachable": run.reachable().speed, "oracle": run.oracle().speed}
         yield Line(f"{curve:4} {workload:9} {num_slots}", best, speeds)
-
-
-def long_prompts(tokens: int, seed: int, answer: int, local: float) -> Iterator[Line]:
-    """Draft models that have to read a long prompt first: fresh control, and control that has known
-    the model as useless for NUM_BAD requests before it became good.
-
-    local: share of the right guesses that are as right without the middle of the prompt.
-    """
-    ModelSimulation.local_share = local
-    for curve, workload, prompt in product(
-        ("cpu", "gpu", "moe"), ("medium", "looping"), (1000, 4000)
-    ):
-        sizes = {"prompt": prompt, "answer": answer}
-        good = ModelSimulation(workload, curve, 1, tokens=tokens, seed=seed, **sizes)
-        bad = ModelSimulation("nothing", curve, 1, tokens=NUM_BAD * answer, seed=seed + 1, **sizes)
-        fixed = {f"{k}/0": good.fixed_model(k, 0.0).speed for k in FIXED_LENGTHS}
-        best, turned, seen = max(fixed, key=lambda k: fixed[k]), Controller(), Controller()
-        bad_share = bad.auto(turned).speed / bad.off().speed
-        good.auto(seen)
-        speeds = {
-            "off": good.off().speed,
-            "fixed": fixed[best],
-            "cold": good.auto().speed,
-            "warm": good.auto(seen).speed,
-            "turned": good.auto(turned).speed,
-        }
-        yield Line(f"{curve} {workload} {prompt} {bad_share:.3f}", best, speeds)
 
 
 def tiled(tokens: int, seed: int) -> Iterator[Line]:
@@ -163,23 +130,11 @@ def experts(tokens: int, seed: int) -> Iterator[Line]:
         yield Line(f"{curve} {workload}", best, speeds)
 
 
-def snapshots(tokens: int, seed: int) -> Iterator[Line]:
-    """Targets whose memory takes nothing back: drafts as long as there are snapshots, or copies."""
-    texts = ("mixed", "edit", "medium", "looping", "low")
-    for curve, workload, num_slots in product(CURVES, texts, (1, 4)):
-        run = Simulation(workload, curve, num_slots, tokens=tokens // num_slots + 300, seed=seed)
-        copy_ms = COPY_SHARE * run.cost(1)
-        autos = {str(number): auto_with(run, number, copy_ms).speed for number in SNAPSHOTS}
-        autos["copies"] = auto_with(run, 0, copy_ms).speed
-        speeds = {"off": run.off().speed, **autos}
-        yield Line(f"{curve} {workload} {num_slots}", "", speeds, tuple(autos))
-
-
 def hybrids(tokens: int, seed: int) -> Iterator[Line]:
     """Targets with snapshots that compute as many rows for every user."""
     for curve, workload, num_slots in product(CURVES, WORKLOADS, (1, 4, 8)):
         run = Simulation(workload, curve, num_slots, tokens=tokens // num_slots + 300, seed=seed)
-        speeds = even_speeds(run, EVEN_SNAPSHOTS, FIXED_LENGTHS[:6])
+        speeds = even_speeds(run, SNAPSHOTS, FIXED_LENGTHS[:6])
         yield Line(f"{curve} {workload} {num_slots}", "", speeds, ("auto",))
 
 
@@ -194,26 +149,6 @@ def mixed(tokens: int, seed: int) -> Iterator[Line]:
         best, speed = max(("0", off), by_hand(run), key=lambda one: one[1])
         speeds = {"off": off, "fixed": speed, "auto": run.auto(warmed_up(run)).speed}
         yield Line(f"{curve} {workload} {num_slots} +{rows}", best, speeds, ("auto",))
-
-
-def both(tokens: int, seed: int) -> Iterator[Line]:
-    """A draft model beside a text speculator, and the text speculator alone: the model is right so
-    often, and may make the step behind it slower.
-    """
-    cases = product(("cpu", "gpu", "q4_0"), ("mixed", "edit", "nothing", "low"), (1, 4))
-    for (curve, workload, num_slots), guessed, disturbance in product(
-        cases, (0.1, 0.4, 0.6, 0.8), (0.0, 0.15)
-    ):
-        length = tokens // num_slots + 400
-        run = BothSimulation(
-            workload, curve, num_slots, tokens=length, seed=seed, prompt=200, answer=200
-        )
-        run.guessed, run.disturbance = guessed, disturbance
-        speeds = {"text": run.with_text(warmed_up(run)).speed}
-        speeds["both"] = run.with_both(warmed_up(run)).speed
-        yield Line(
-            f"{curve} {workload} {num_slots} {guessed:g} {disturbance:g}", "", speeds, ("both",)
-        )
 
 
 def arrivals(count: int, seed: int) -> None:
@@ -234,7 +169,7 @@ def arrivals(count: int, seed: int) -> None:
         print(f"{curve} {num_slots} slots, {name}: {seen}", flush=True)
 
 
-TABLES = (tiled, experts, snapshots, hybrids, mixed, both)
+TABLES = (tiled, experts, hybrids, mixed)
 
 
 def main() -> None:
@@ -244,19 +179,8 @@ def main() -> None:
     )
     parser.add_argument("--tokens", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--growth", type=int, default=0, help="context tokens per token of text; 0: constant"
-    )
-    parser.add_argument("--answer", type=int, default=REQUEST_TOKENS, help="of --long-prompts")
-    parser.add_argument(
-        "--local",
-        type=float,
-        default=1.0,
-        help="with --long-prompts: share of right guesses that need no middle of the prompt",
-    )
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--model", action="store_true", help="a draft model instead of a text's")
-    choice.add_argument("--long-prompts", action="store_true", help=long_prompts.__doc__)
     choice.add_argument("--arrivals", action="store_true", help="users come, wait and read")
     for rows_of in TABLES:
         flag, about = f"--{rows_of.__name__}", rows_of.__doc__
@@ -266,10 +190,8 @@ def main() -> None:
         arrivals(args.tokens // 30, args.seed)
         return
     lines: list[Line] = []
-    rows = texts_and_machines(args.tokens, args.seed, args.growth, has_model=args.model)
-    if args.long_prompts:
-        rows = long_prompts(10 * args.answer, args.seed, args.answer, args.local)
-    elif args.rows:
+    rows = texts_and_machines(args.tokens, args.seed, has_model=args.model)
+    if args.rows:
         rows = args.rows(args.tokens, args.seed)
     for line in rows:
         if not lines:

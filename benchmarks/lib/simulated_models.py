@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from benchmarks.lib.simulated_slots import (
     LONGEST,
@@ -42,18 +42,6 @@ class ModelSimulation(Simulation):
 
     make = staticmethod(make_model_text)
     model = DraftModel()
-    local_share = 1.0  # of its guesses that it makes as well without the middle of the text
-
-    def slots(self) -> list[Slot]:
-        slots, rng = super().slots(), random.Random(self.seed)
-        if self.local_share < 1.0:
-            for slot in slots:
-                local = [rng.random() < self.local_share for _ in slot.text]
-                slot.text = [
-                    replace(place, is_local=is_local)
-                    for place, is_local in zip(slot.text, local, strict=True)
-                ]
-        return slots
 
     def draft_ms(
         self, granted: Sequence[int], scores: Sequence[Sequence[float]], read: int

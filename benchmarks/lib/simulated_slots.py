@@ -53,12 +53,12 @@ class Slot:
 
     def run(self, longest: int = LONGEST) -> int:
         """Draft tokens that would be accepted here."""
-        return _run(self.text, self.at, longest, is_gapped=self.gap > 0)
+        return _run(self.text, self.at, longest)
 
     def run_model(self, longest: int, lead: int = 0) -> int:
         """The same of the draft model's, behind `lead` tokens that are right."""
         guesses = self.text if self.guesses is None else self.guesses
-        return _run(guesses, self.at + lead, longest, is_gapped=self.gap > 0)
+        return _run(guesses, self.at + lead, longest)
 
     @property
     def num_answered(self) -> int:
@@ -99,10 +99,10 @@ class Slot:
         self.read = self.prompt + self.num_answered + self.run_model(max(0, drafted - 1))
 
 
-def _run(places: Sequence[Place], at: int, longest: int, *, is_gapped: bool) -> int:
+def _run(places: Sequence[Place], at: int, longest: int) -> int:
     """How many of the places from `at` on are guessed, up to the first that is not."""
     for i, place in enumerate(places[at : at + longest]):
-        if not place.is_guessed or (is_gapped and not place.is_local):
+        if not place.is_guessed:
             return i
     return longest
 
@@ -299,7 +299,7 @@ class Learner:
         self._starts: list[int] = []
         self._running = set[int]()
 
-    def begin(self, slots: Sequence[Slot], num_again: int = 0) -> StepPlan:
+    def begin(self, slots: Sequence[Slot]) -> StepPlan:
         """The plan of the next step, without drafts."""
         for slot in slots:
             if slot.number not in self._running:
@@ -308,7 +308,7 @@ class Learner:
         self._starts = [slot.at for slot in slots]
         num, context = len(slots), self.simulation.context(slots)
         numbers = [slot.number for slot in slots]
-        num_rows = num + num_again + self.simulation.num_prompt_rows
+        num_rows = num + self.simulation.num_prompt_rows
         step = self.shape(num, num_rows, context)
         step.num_reading = self.simulation.num_reading
         self.plan = make_plan(step, numbers=numbers)

@@ -44,7 +44,6 @@ class Place:
     has_draft: bool
     is_copied: bool = False
     chance: float = 0.0  # that it is guessed, given the state of the text
-    is_local: bool = True  # the text just before it says enough to guess it
 
 
 @dataclass(frozen=True)
