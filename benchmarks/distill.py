@@ -25,6 +25,7 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
+from benchmarks.lib.curves import CostCurve
 from benchmarks.lib.workloads import text_of
 from gguf import GGUFReader
 
@@ -39,7 +40,6 @@ from headstart.config import (
 )
 from headstart.extras.bench.library import WORKLOADS, Function, Library, Question, read_library
 from headstart.extras.bench.report import table_head, table_row
-from headstart.extras.distill import teacher
 from headstart.extras.distill.candidates import Candidates
 from headstart.extras.distill.measure import Findings
 from headstart.extras.distill.prices import StepPrices
@@ -137,60 +137,51 @@ def latest(texts: Sequence[RecordedText], num_tokens: int) -> list[RecordedText]
     return list(texts[-int(np.searchsorted(before, num_tokens)) :])
 
 
-class Learning:
-    """One split of the texts, and what drafts for them without learning."""
+def learn(args: argparse.Namespace) -> None:
+    """Tune with each cell's tokens and loss; print a row of the table for each."""
+    from headstart.extras.distill.gguf_file import write_model
+    from headstart.extras.distill.train import tune
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        model = ModelId.of(path(TARGET)).digest
-        earlier, later = split(read_texts(args.texts, model))
-        self.earlier, self.later = earlier, latest(later, args.tests)
-        self.others = split(read_texts(args.others, model))[0] if args.others else []
-        self.config = Config(engine=EngineConfig(threads=1))
-        self.candidates = Candidates.of(self.config, path(TARGET))
-        rows = dict(pair.split(":") for pair in args.curve.split(","))
-        self.prices = StepPrices.of({int(n): float(ms) for n, ms in rows.items()})
-        self.base, _ = self.candidates.draft_model(path(DRAFT), self.later)
-        self.args = args
-
-    def learn(self, cell: str) -> str:
-        """Tune with a cell's tokens and loss; a row of the table."""
+    model = ModelId.of(path(TARGET)).digest
+    earlier, later = split(read_texts(args.texts, model))
+    later, config = latest(later, args.tests), Config(engine=EngineConfig(threads=1))
+    others = split(read_texts(args.others, model))[0] if args.others else []
+    candidates, rows = Candidates.of(config, path(TARGET)), dict(CostCurve.parse(args.curve).points)
+    base, _ = candidates.draft_model(path(DRAFT), later)
+    models, file = Models(path(TARGET), path(DRAFT), is_demo=False), args.texts / "tuned.gguf"
+    print(table_head(*HEAD))
+    for cell in args.cells.split(","):
         size, loss, *control = cell.split(":")
-        part = latest(self.earlier, int(size))
-        texts = without_duplicates(self._controlled(part, *control), self.later)
+        part = latest(earlier, int(size))
+        learned = part
+        if control == ["shuffled"]:
+            order = np.random.default_rng(0).permutation(len(part))
+            learned = [
+                replace(one, answer=part[i].answer) for one, i in zip(part, order, strict=True)
+            ]
+        elif control == ["another"]:
+            learned = latest(others, sum(len(one.answer) for one in part))
+        elif control == ["duplicates"]:
+            learned = later
+        texts = without_duplicates(learned, later)
         if not texts:
-            return table_row(size, loss, *control, "nothing is left to learn from")
-        from headstart.extras.distill.gguf_file import read_model, write_model
-        from headstart.extras.distill.train import CONTEXT, Trainer
-
-        folder, reader = Path(self.args.texts), GGUFReader(path(DRAFT))
-        known = teacher.compute(self.config, path(TARGET), texts, folder / "training.npz")
-        state = folder / f"training.{cell.replace(':', '-')}"
-        model = read_model(reader, CONTEXT)
-        trained = Trainer(model, texts, known, state, self.args.seconds, loss).run(
-            lambda words: None
-        )
-        file = folder / "tuned.gguf"
-        write_model(reader, trained.weights, file, "Q8_0", {})
-        found = Findings.of(self.later, self.candidates.suffix(self.later, part), self.prices)
-        tuned, _ = self.candidates.draft_model(file, self.later)
-        for name, one in (("draft", self.base), ("tuned", tuned)):
-            found = found.with_model(name, one, self.args.round)
+            print(table_row(size, loss, *control, "nothing is left to learn from"))
+            continue
+        trained = tune(config, models, texts, args.texts, [loss], args.seconds)[loss]
+        write_model(GGUFReader(path(DRAFT)), trained.weights, "Q8_0", file, {})
+        found = Findings.of(later, candidates.suffix(later, part), StepPrices.of(rows))
+        tuned, _ = candidates.draft_model(file, later)
+        for name, one in (("draft", base), ("tuned", tuned)):
+            found = found.with_model(name, one, args.round)
         verdict = prove(found, "draft", "tuned")
         lengths = [f"{arm}: {one.acceptance_length:.3f}" for arm, one in found.arms.items()]
         accepted = f"{trained.accepted_before:.3f}, {trained.accepted_after:.3f}"
-        return table_row(
+        cells = (
             *(size, " ".join((loss, *control)), len(texts), trained.num_steps),
             *(f"{trained.seconds:.0f}", accepted, verdict.gain, verdict.ratio, verdict.best),
             *("; ".join(lengths), verdict.refusal or "promoted"),
         )
-
-    def _controlled(self, part: list[RecordedText], kind: str = "") -> list[RecordedText]:
-        if kind == "shuffled":
-            order = np.random.default_rng(0).permutation(len(part))
-            return [replace(one, answer=part[i].answer) for one, i in zip(part, order, strict=True)]
-        if kind == "another":
-            return latest(self.others, sum(len(one.answer) for one in part))
-        return self.later if kind == "duplicates" else part
+        print(table_row(*cells), flush=True)
 
 
 def main() -> None:
@@ -213,11 +204,8 @@ def main() -> None:
     if args.step == "record":
         library = read_library() if args.plain else project()
         write_texts(args.texts, library, args.count, args.seed)
-        return
-    print(table_head(*HEAD))
-    learning = Learning(args)
-    for cell in args.cells.split(","):
-        print(learning.learn(cell), flush=True)
+    else:
+        learn(args)
 
 
 if __name__ == "__main__":

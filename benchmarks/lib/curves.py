@@ -20,7 +20,7 @@ class CostCurve:
             raise ConfigError(
                 f"a cost curve needs two or more positive ROWS:MILLISECONDS, got {dict(points)}"
             )
-        self._rows, self._ms = sorted(points), [points[rows] for rows in sorted(points)]
+        self.points = sorted(points.items())
 
     @classmethod
     def parse(cls, text: str) -> CostCurve:
@@ -37,17 +37,8 @@ class CostCurve:
                 f"{text!r} is no cost curve; write ROWS:MILLISECONDS,..., for instance 1:48,2:64"
             ) from error
 
-    def __str__(self) -> str:
-        """As `parse` reads it, in three digits."""
-        return ",".join(
-            f"{rows}:{float(f'{ms:.3g}'):g}" for rows, ms in zip(self._rows, self._ms, strict=True)
-        )
-
     def __call__(self, rows: int) -> float:
-        right = next((i for i, x in enumerate(self._rows) if x >= rows), len(self._rows) - 1)
-        left, right = max(0, right - 1), max(1, right)
-        (x0, y0), (x1, y1) = (
-            (self._rows[left], self._ms[left]),
-            (self._rows[right], self._ms[right]),
-        )
+        points = self.points
+        right = next((i for i, (x, _) in enumerate(points) if x >= rows), len(points) - 1)
+        (x0, y0), (x1, y1) = points[max(0, right - 1)], points[max(1, right)]
         return y0 + (y1 - y0) * (rows - x0) / (x1 - x0)

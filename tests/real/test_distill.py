@@ -138,12 +138,12 @@ def test_an_interrupted_training_goes_on(folder: Path, tmp_path: Path) -> None:
 
     def trainer(seconds: float) -> Trainer:
         model = read_model(GGUFReader(path(DRAFT)), CONTEXT)
-        return Trainer(model, recorded(folder)[:3], {}, tmp_path / "state", seconds)
+        return Trainer(model, recorded(folder)[:3], {}, tmp_path / "state", seconds, "kl")
 
-    first, again = trainer(1.0).run(), trainer(1.0).run()
+    first, again = trainer(1.0).run(print), trainer(1.0).run(print)
     assert again.num_steps == first.num_steps > 0
     assert again.accepted_before == first.accepted_before
-    assert trainer(0.5).run().seconds < 1.0
+    assert trainer(0.5).run(print).seconds < 1.0
 
 
 def test_a_trained_model_is_a_draft_model_but_few_texts_prove_nothing(
@@ -329,6 +329,6 @@ def test_a_model_that_is_tuned_computes_what_libllama_does(
         expected = model(torch.tensor([tokens]))[0, -1].numpy()
     logits = decode(engine_of(file, cache_type_k="f32", cache_type_v="f32"), tokens)[0]
     np.testing.assert_allclose(logits, expected, atol=2e-2)
-    write_model(reader, model.state_dict(), tmp_path / "b.gguf", "F16", {"made": "here"})
+    write_model(reader, model.state_dict(), "F16", tmp_path / "b.gguf", {"made": "here"})
     again = decode(engine_of(tmp_path / "b.gguf", cache_type_k="f32", cache_type_v="f32"), tokens)
     np.testing.assert_allclose(again[0], expected, atol=5e-2)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from headstart.extras.distill.candidates import Candidates
     from headstart.extras.distill.measure import Findings
     from headstart.extras.distill.proof import Proof
-    from headstart.extras.distill.texts import RecordedText
     from headstart.extras.distill.trial import TimedTrial
 
 USAGE = "[measure|train|cut|purge] --texts DIR [flags], or graft --base FILE"
@@ -80,7 +78,7 @@ def run(resolved: Resolved, words: list[str]) -> int:
         return _purge(folder, tenants, options.older_than_days)
     work = _Work(resolved.config(), folder, tenants, options)
     written = {"train": (work.output, work.candidate), "cut": (work.output,)}.get(step, ())
-    _keep(written, (work.target, *work.drafts))
+    _keep(written, (work.models.target, *work.drafts))
     found = work.measure()
     work.tell(found.report(), measured=found.describe())
     code = 0
@@ -146,7 +144,6 @@ class _Work:
         self.config, self.folder, self.options = config, folder, options
         self.output = Path(options.output)
         self.candidate = self.output.with_suffix(".candidate.gguf")
-        self.target, self.base = models.target, models.draft
         self.drafts = draft_files(config, listed(options.drafts), models.draft)
         texts = read_texts(folder, ModelId.of(models.target).digest, tenants)
         self.earlier, self.later = split(texts)
@@ -171,15 +168,11 @@ class _Work:
         from headstart.extras.distill.edit import cut
         from headstart.extras.distill.texts import note_drafter
 
-        if self.base is None:
-            raise ConfigError("name the draft model to be cut: --draft-model FILE")
-        if not self.earlier:
-            raise ConfigError("there is no earlier conversation to learn from; record more")
-        self.candidates.check_tokens(self.base)
+        base, output = self._base("cut"), self.output
         used = {token for text in self.earlier for token in (*text.prompt, *text.answer)}
-        output, answers = self.output, [token for one in self.later for token in one.answer]
-        had, has = cut(self.base, used, output)
-        note_drafter(self.folder, output, self.base, self.earlier)
+        answers = [token for one in self.later for token in one.answer]
+        had, has = cut(base, used, output)
+        note_drafter(self.folder, output, base, self.earlier)
         share = sum(token in used for token in answers) / max(1, len(answers))
         found = found.with_model(output.stem, *self.candidates.draft_model(output, self.later))
         words = f"{output} has {has} of {had} tokens, which make up {share:.1%} of later answers"
@@ -188,29 +181,39 @@ class _Work:
 
     def train(self, found: Findings) -> int:
         """Tune, prove, and write the file under its name if it is promoted."""
+        from gguf import GGUFReader
+
+        from headstart.extras.distill.gguf_file import write_model
         from headstart.extras.distill.proof import prove
         from headstart.extras.distill.texts import counts, note_drafter, without_duplicates
+        from headstart.extras.distill.train import LOSSES, tune
 
-        if self.base is None:
-            raise ConfigError("name the draft model to be tuned: --draft-model FILE")
-        self.candidates.check_tokens(self.base)
-        output, candidate = self.output, self.candidate
+        base, output, candidate = self._base("tuned"), self.output, self.candidate
         texts = without_duplicates(self.earlier, self.later)
         if not texts:
             raise ConfigError("the earlier texts are those of the later conversations; record more")
+        note_drafter(self.folder, candidate, base, texts)
+        losses = LOSSES if self.options.loss == "auto" else (self.options.loss,)
+        tried = tune(self.config, self.models, texts, self.folder, losses, self.options.seconds)
+        for file in self.folder.glob("training.*"):
+            file.unlink()
+        loss, reader = max(tried, key=lambda one: tried[one].accepted_after), GGUFReader(base)
+        licence = reader.fields.get("general.license")
         card: dict[str, Any] = {
-            "base": self.base.name,
-            "target": self.target.name,
+            "base": base.name,
+            "target": self.models.target.name,
             "learned_from": dict(counts(texts)),
             "held_out": dict(counts(self.later)),
+            "loss": loss,
+            "training": {name: one.describe() for name, one in tried.items()},
+            "licence_of_base": "not said" if licence is None else licence.contents(),
         }
-        note_drafter(self.folder, candidate, self.base, texts)
-        write = self._tune(texts, card)
+        write = partial(write_model, reader, tried[loss].weights, self.options.weights)
         write(candidate, card)
         model, _ = self.candidates.draft_model(candidate, self.later)
         # as large as its base: the difference between two timings would be chance
-        found = found.with_model(candidate.stem, model, found.models[self.base.stem][1])
-        verdict = prove(found, self.base.stem, candidate.stem)
+        found = found.with_model(candidate.stem, model, found.models[base.stem][1])
+        verdict = prove(found, base.stem, candidate.stem)
         lines = ["", *found.report(), "", *verdict.report()]
         self.tell(lines, proof=_facts(verdict), after=found.describe())
         trial = None if verdict.refusal else self._trial(candidate, verdict)
@@ -220,9 +223,24 @@ class _Work:
         card["tokens_a_step"] = {name: arm.acceptance_length for name, arm in found.arms.items()}
         write(output, card | {"proof": asdict(verdict), "trial": asdict(trial)})
         candidate.unlink()
-        note_drafter(self.folder, output, self.base, texts)
-        self.tell([f"use it: headstart serve -m {self.target} -md {output}"], file=str(output))
+        note_drafter(self.folder, output, base, texts)
+        self.tell(
+            [f"use it: headstart serve -m {self.models.target} -md {output}"], file=str(output)
+        )
         return 0
+
+    def _base(self, becomes: str) -> Path:
+        """The draft model that the earlier texts change.
+
+        Raises:
+            ConfigError, ModelError: none is named, or it cannot learn from these texts.
+        """
+        if self.models.draft is None:
+            raise ConfigError(f"name the draft model to be {becomes}: --draft-model FILE")
+        if not self.earlier:
+            raise ConfigError("there is no earlier conversation to learn from; record more")
+        self.candidates.check_tokens(self.models.draft)
+        return self.models.draft
 
     def _trial(self, candidate: Path, verdict: Proof) -> TimedTrial:
         """Time the candidate against the best alternative."""
@@ -231,42 +249,9 @@ class _Work:
         files = {path.stem: path for path in self.drafts}
         best = verdict.best.split(", ")[-1]
         ways = (candidate, "auto"), (files.get(best), "off" if best == "off" else "auto")
-        trial = run_trial(self.config, self.target, ways, self.earlier, self.later)
+        trial = run_trial(self.config, self.models.target, ways, self.earlier, self.later)
         self.tell(trial.report(), trial=_facts(trial))
         return trial
-
-    def _tune(
-        self, texts: list[RecordedText], card: dict[str, Any]
-    ) -> Callable[[Path, dict[str, Any]], None]:
-        """Train; returns a function that writes the weights and a card to a file."""
-        from gguf import GGUFReader
-
-        from headstart.extras.distill import teacher
-        from headstart.extras.distill.gguf_file import read_model, write_model
-        from headstart.extras.distill.train import CONTEXT, LOSSES, Trained, Trainer
-
-        losses = LOSSES if self.options.loss == "auto" else (self.options.loss,)
-        reader, tried = GGUFReader(self.base), dict[str, Trained]()
-        read_model(reader, CONTEXT)  # refuses before the target is loaded
-        # they reveal the texts, so they stay in the texts' folder until training is done
-        rows, *states = (self.folder / f"training.{name}" for name in ("npz", *losses))
-        tell = partial(print, file=sys.stderr, flush=True)
-        known = teacher.compute(self.config, self.target, texts, rows, tell)
-        for loss, state in zip(losses, states, strict=True):
-            model, seconds = read_model(reader, CONTEXT), self.options.seconds / len(losses)
-            tried[loss] = Trainer(model, texts, known, state, seconds, loss).run(tell)
-        best = max(tried, key=lambda loss: tried[loss].accepted_after)
-        trained = tried[best]
-        card |= {"loss": best, "training": {loss: one.describe() for loss, one in tried.items()}}
-        licence = reader.fields.get("general.license")
-        card["licence_of_base"] = "not said" if licence is None else licence.contents()
-        for file in (rows, *states):
-            file.unlink(missing_ok=True)
-
-        def write(path: Path, card: dict[str, Any]) -> None:
-            write_model(reader, trained.weights, path, self.options.weights, card)
-
-        return write
 
 
 def _facts(verdict: Proof | TimedTrial) -> dict[str, Any]:

@@ -93,7 +93,7 @@ _REFUSED = (
 
 
 def write_model(
-    base: GGUFReader, weights: Mapping[str, Tensor], output: Path, kind: str, card: Any
+    base: GGUFReader, weights: Mapping[str, Tensor], kind: str, output: Path, card: Any
 ) -> None:
     """Write a GGUF with the base's metadata, matrices of type F16 or Q8_0, and a card."""
     matrix_type, file_type = TYPES[kind]

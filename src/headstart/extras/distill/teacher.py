@@ -15,6 +15,7 @@ from headstart.app.loading import load_target
 from headstart.app.model_files import Models
 from headstart.config import Config, SpeculationConfig
 from headstart.extras.distill.texts import RecordedText
+from headstart.structures.atomic import replacement
 from headstart.structures.topk import top_k
 from headstart.types import Batch, Engine
 
@@ -30,7 +31,7 @@ def compute(
     target: Path,
     texts: Iterable[RecordedText],
     file: Path,
-    tell: Callable[[str], None] = print,
+    tell: Callable[[str], None],
 ) -> Mapping[str, Best]:
     """Compute the rows of these texts by `key_of`; rows already in the file are reused.
 
@@ -63,8 +64,9 @@ def compute(
             known[key_of(text)] = _read(engine, text)
         ids = {"i" + name: best[0] for name, best in known.items()}
         scores = {"s" + name: best[1] for name, best in known.items()}
-        # mypy takes a name for the flag; each begins with i or s
-        np.savez(file, **ids, **scores)  # type: ignore[arg-type]
+        with replacement(file) as temporary, temporary.open("wb") as rows:
+            # mypy takes a name for the flag; each begins with i or s
+            np.savez(rows, **ids, **scores)  # type: ignore[arg-type]
     return known
 
 

@@ -11,22 +11,29 @@ Source: Zhou et al. 2024, "DistillSpec", https://arxiv.org/abs/2310.08461 (own t
 from __future__ import annotations
 
 import hashlib
-import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from gguf import GGUFReader
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headstart.app.model_files import Models
+from headstart.config import Config
+from headstart.extras.distill import teacher
+from headstart.extras.distill.gguf_file import read_model
 from headstart.extras.distill.model import LanguageModel
 from headstart.extras.distill.teacher import Best, key_of
 from headstart.extras.distill.texts import RecordedText
+from headstart.structures.atomic import replacement
 
 CONTEXT = 1024  # tokens of a row; of longer texts the end
 BATCH_TOKENS = 3072
@@ -35,6 +42,33 @@ CHECK_SHARE = 0.1  # of the texts, the last ones: the weights that get most of t
 SAVE_SECONDS = 30.0
 MOST_EPOCHS = 8.0
 LOSSES = ("kl", "tv", "hybrid", "ce")  # the target's probabilities; both; the recorded tokens
+
+
+def tune(
+    config: Config,
+    models: Models,
+    texts: Sequence[RecordedText],
+    folder: Path,
+    losses: Sequence[str],
+    seconds: float,
+) -> dict[str, Trained]:
+    """Tune the draft model with each loss for its share of the time; tells stderr how far it is.
+
+    What is needed to go on after an interruption stays in the folder as `training.*`. It reveals
+    the texts, so that should be their own.
+
+    Raises:
+        ConfigError, ModelError: the target cannot be loaded, or the draft model cannot be tuned.
+    """
+    assert models.draft is not None
+    reader, tell = GGUFReader(models.draft), partial(print, file=sys.stderr, flush=True)
+    read_model(reader, CONTEXT)  # refuses before the target is loaded
+    known = teacher.compute(config, models.target, texts, folder / "training.npz", tell)
+    tried, seconds = dict[str, Trained](), seconds / len(losses)
+    for loss in losses:
+        model, state = read_model(reader, CONTEXT), folder / f"training.{loss}"
+        tried[loss] = Trainer(model, texts, known, state, seconds, loss).run(tell)
+    return tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +112,13 @@ class Trainer:
         self,
         model: LanguageModel,
         texts: Sequence[RecordedText],
-        teacher: Mapping[str, Best],
+        known: Mapping[str, Best],
         state: Path,
         seconds: float,
-        loss: str = "kl",
+        loss: str,
     ) -> None:
         """Read the state file if it is of the same model, texts, time and loss, one of LOSSES."""
-        rows = [_row(text, teacher) for text in texts]
+        rows = [_row(text, known) for text in texts]
         num_checked = max(1, int(CHECK_SHARE * len(rows)))
         self._rows, self._checked = rows[:-num_checked] or rows, rows[-num_checked:]
         self._model, self._state, self._loss_kind, self._seconds = model, state, loss, seconds
@@ -104,7 +138,7 @@ class Trainer:
         self._weights = _copied(model)
         self._resume()
 
-    def run(self, tell: Callable[[str], None] = print) -> Trained:
+    def run(self, tell: Callable[[str], None]) -> Trained:
         """Train until time or epochs are spent."""
         started = time.monotonic() - self._elapsed
         told = saved = time.monotonic()
@@ -209,9 +243,8 @@ class Trainer:
             "random": self._random.bit_generator.state,
             "numbers": (self._step, self._elapsed, self._num_checks, self._before, self._best),
         }
-        temporary = self._state.with_suffix(".tmp")
-        torch.save(state, temporary)
-        os.replace(temporary, self._state)
+        with replacement(self._state) as temporary:
+            torch.save(state, temporary)
 
     def _resume(self) -> None:
         if not self._state.exists():
@@ -225,9 +258,9 @@ class Trainer:
         self._step, self._elapsed, self._num_checks, self._before, self._best = state["numbers"]
 
 
-def _both(logits: Tensor, teacher: Best, heat: float) -> tuple[Tensor, Tensor]:
+def _both(logits: Tensor, best: Best, heat: float) -> tuple[Tensor, Tensor]:
     """For the target's best tokens: its probabilities, and the model's log probabilities."""
-    ids, scores = (torch.from_numpy(part) for part in teacher)
+    ids, scores = (torch.from_numpy(part) for part in best)
     return (scores / heat).softmax(-1), (logits / heat).log_softmax(-1).gather(-1, ids)
 
 
@@ -235,11 +268,11 @@ def _copied(model: LanguageModel) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
-def _row(text: RecordedText, teacher: Mapping[str, Best]) -> _Row:
+def _row(text: RecordedText, known: Mapping[str, Best]) -> _Row:
     tokens = np.array([*text.prompt, *text.answer], np.int64)
     cut = max(0, len(tokens) - CONTEXT)
     start = max(1, len(text.prompt) - cut)
-    rows = teacher.get(key_of(text))
+    rows = known.get(key_of(text))
     if rows is not None:
         num_kept = len(tokens) - cut - start
         rows = rows[0][-num_kept:].astype(np.int64), rows[1][-num_kept:]
