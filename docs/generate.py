@@ -17,7 +17,7 @@ from typing import Any
 
 from headstart.app.cli import llama_server, router
 from headstart.app.cli.settings import Setting, all_settings
-from headstart.extras.bench.comparison import Score, best_other
+from headstart.extras.bench.comparison import OTHER_SERVER, Score, bases
 from headstart.extras.cluster import command as cluster
 from headstart.gateway.router.metrics import METRICS as ROUTER_METRICS
 from headstart.server.errors import ANSWERS
@@ -53,7 +53,7 @@ def with_speeds(path: Path) -> str:
     for cell in json.loads((FOLDER / "measured.json").read_text("utf-8"))["lines"]:
         arms = {name: Score(rates=arm["rates"]) for name, arm in cell["arms"].items()}
         shown = [arms[name] for name in ("other 1", "other 2", "off", "auto")]
-        best = arms[best_other(arms) or "off"]
+        best = arms[bases(arms)[OTHER_SERVER]]
         about = (str(cell["users"]), TEXTS[cell["workload"]], f"{cell['temperature']:g}")
         ratios = [str(arms["auto"].relative_to(one)) for one in (arms["off"], best)]
         rows.append((*about, *(f"{one.rate:.1f}" for one in shown), *ratios))

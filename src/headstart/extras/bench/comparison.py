@@ -11,9 +11,10 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import NamedTuple
 
-from headstart.extras.bench.client import Round
+from headstart.extras.bench.client import Answer, Round
 from headstart.extras.bench.report import MeanRatio
 
 LEAST_ROUNDS = 3
@@ -37,15 +38,7 @@ class Score:
     """One arm in one cell."""
 
     rates: list[float] = field(default_factory=list)  # tokens/s of all users, by round
-    first_seconds: list[float] = field(default_factory=list)  # by answer
-    longest_waits: list[float] = field(default_factory=list)
-    num_tokens: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
-    num_read: int = 0  # prompt tokens that were not in the cache
-    read_seconds: float = 0.0
-    written_seconds: float = 0.0  # of answers, each from its first token on
-    num_written: int = 0  # tokens in this time
+    answers: list[Answer] = field(default_factory=list)
     counters: dict[str, float] = field(default_factory=dict)  # see `Client.counters`
 
     def add(self, played: Round, users: int, num_usual: float) -> None:
@@ -56,33 +49,46 @@ class Score:
         reading = min(seconds, sum(answer.first_seconds for answer in answers) / users)
         writing = (seconds - reading) * num_usual / max(1, num_tokens)
         self.rates.append(num_usual / (reading + writing))
-        self.num_tokens += num_tokens
-        for name, number in played.counters.items():
+        self.answers += answers
+        self.count(played.counters)
+
+    def count(self, counters: Mapping[str, float]) -> None:
+        """Add what a server counted."""
+        for name, number in counters.items():
             self.counters[name] = self.counters.get(name, 0.0) + number
-        for answer in answers:
-            timings = answer.timings
-            self.first_seconds.append(answer.first_seconds)
-            self.longest_waits.append(answer.longest_wait)
-            self.num_drafted += timings.get("draft_n", 0)
-            self.num_accepted += timings.get("draft_n_accepted", 0)
-            self.num_read += timings.get("prompt_n", 0)
-            self.read_seconds += timings.get("prompt_ms", 0.0) / 1000.0
-            self.num_written += max(0, answer.num_tokens - 1)
-            self.written_seconds += answer.arrivals[-1] - answer.arrivals[0]
+
+    def total(self, timing: str) -> float:
+        """Sum over the answers of what the server reports; 0 if it does not."""
+        return sum(answer.timings.get(timing, 0) for answer in self.answers)
 
     @property
     def rate(self) -> float:
         return statistics.fmean(self.rates)
 
     @property
+    def num_tokens(self) -> int:
+        return sum(answer.num_tokens for answer in self.answers)
+
+    @property
+    def num_drafted(self) -> int:
+        return int(self.total("draft_n"))
+
+    @property
+    def num_accepted(self) -> int:
+        return int(self.total("draft_n_accepted"))
+
+    @property
     def read_rate(self) -> float:
-        """Prompt tokens per second; 0 if the server does not report it."""
-        return self.num_read / self.read_seconds if self.read_seconds else 0.0
+        """Prompt tokens per second that were not cached; 0 if the server does not report it."""
+        milliseconds = self.total("prompt_ms")
+        return 1000.0 * self.total("prompt_n") / milliseconds if milliseconds else 0.0
 
     @property
     def written_rate(self) -> float:
         """Tokens a second of one answer, once it has begun."""
-        return self.num_written / self.written_seconds if self.written_seconds else 0.0
+        seconds = sum(answer.arrivals[-1] - answer.arrivals[0] for answer in self.answers)
+        written = sum(max(0, answer.num_tokens - 1) for answer in self.answers)
+        return written / seconds if seconds else 0.0
 
     @property
     def tokens_per_step(self) -> float:
@@ -139,23 +145,9 @@ def compare(
         KeyboardInterrupt: no cell has a whole round yet.
     """
     scores: Scores = {cell: {arm: Score() for arm in arms} for cell in cells}
+    deadline = clock() + seconds
     try:
-        _play_rounds(scores, play, error, clock() + seconds, clock)
-    except KeyboardInterrupt:
-        for cell, own in list(scores.items()):
-            if not own[arms[0]].rates:
-                del scores[cell]
-        if not scores:
-            raise
-    return scores
-
-
-def _play_rounds(
-    scores: Scores, play: Play, error: float, deadline: float, clock: Callable[[], float]
-) -> None:
-    for number in range(40):
-        for cell, own in scores.items():
-            arms = list(own)
+        for number, (cell, own) in product(range(40), scores.items()):
             if number >= LEAST_ROUNDS and (clock() > deadline or is_certain(own, error)):
                 continue
             start = number % len(arms)
@@ -163,6 +155,11 @@ def _play_rounds(
             written = [one.num_tokens for each in played.values() for one in each.answers]
             for arm, one in played.items():
                 own[arm].add(one, cell.users, sum(written) / len(arms))
+    except KeyboardInterrupt:
+        scores = {cell: own for cell, own in scores.items() if own[arms[0]].rates}
+        if not scores:
+            raise
+    return scores
 
 
 def is_certain(scores: Mapping[str, Score], error: float) -> bool:
@@ -171,25 +168,22 @@ def is_certain(scores: Mapping[str, Score], error: float) -> bool:
     return all(other.relative_to(first).error <= error for other in others)
 
 
-def best_by_hand(scores: Mapping[str, Score]) -> str:
-    """The arm that a careful user would have set: off, or the best other one but auto."""
-    by_hand = [name for name in scores if name != AUTO and not name.startswith(OTHER)]
-    return max(by_hand or scores, key=lambda name: scores[name].rate)
-
-
-def best_other(scores: Mapping[str, Score]) -> str | None:
-    """The fastest other server; None if there is none."""
-    others = [name for name in scores if name.startswith(OTHER)]
-    return max(others, key=lambda name: scores[name].rate, default=None)
-
-
 def own_arm(scores: Mapping[str, Score]) -> str:
     """The arm that a comparison is about: auto, or the only one."""
     return AUTO if AUTO in scores else next(iter(scores))
 
 
 def bases(scores: Mapping[str, Score]) -> dict[str, str]:
-    """The arms that it is compared with, by their label."""
-    other = best_other(scores)
-    by_hand = {OFF: OFF, BY_HAND: best_by_hand(scores)} if own_arm(scores) == AUTO else {}
-    return by_hand | ({} if other is None else {OTHER_SERVER: other})
+    """The arms that it is compared with, by their label: off, what a careful user would have set
+    (off or the best other one but auto), and the fastest other server.
+    """
+    others = [name for name in scores if name.startswith(OTHER)]
+    groups = {OTHER_SERVER: others}
+    if own_arm(scores) == AUTO:
+        by_hand = [name for name in scores if name != AUTO and name not in others]
+        groups = {OFF: [OFF], BY_HAND: by_hand, OTHER_SERVER: others}
+    return {
+        label: max(names, key=lambda name: scores[name].rate)
+        for label, names in groups.items()
+        if names
+    }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from math import ceil, floor, log10
 
-from headstart.extras.bench.comparison import BY_HAND, Cell, Scores, bases, own_arm
+from headstart.extras.bench.comparison import BY_HAND, Cell, Score, Scores, bases, own_arm
 from headstart.extras.bench.report import MeanRatio
 
 # Okabe and Ito's colours, which colour-blind people can distinguish
@@ -90,18 +90,13 @@ def _ends(ratio: MeanRatio) -> Point:
 
 def _acceptance(scores: Scores) -> dict[str, list[Point]]:
     """Share of the draft tokens at each position that were accepted, by workload."""
-    counts: dict[str, list[list[float]]] = {}
+    merged = {cell.workload: Score() for cell in scores}
     for cell, by_arm in scores.items():
-        own = counts.setdefault(cell.workload, [])
-        for position, (drafted, accepted) in enumerate(by_arm[own_arm(by_arm)].acceptance):
-            if position == len(own):
-                own.append([0.0, 0.0])
-            own[position][0] += drafted
-            own[position][1] += accepted
+        merged[cell.workload].count(by_arm[own_arm(by_arm)].counters)
     return {
-        name: [(i + 1.0, accepted / drafted) for i, (drafted, accepted) in enumerate(rows)]
-        for name, rows in counts.items()
-        if rows
+        name: [(i, accepted / drafted) for i, (drafted, accepted) in enumerate(rows, 1)]
+        for name, score in merged.items()
+        if (rows := score.acceptance)
     }
 
 

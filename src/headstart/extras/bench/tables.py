@@ -13,8 +13,6 @@ from headstart.extras.bench.comparison import (
     Score,
     Scores,
     bases,
-    best_by_hand,
-    best_other,
     own_arm,
 )
 from headstart.extras.bench.report import MeanRatio, quantile, table_head, table_row
@@ -52,8 +50,8 @@ def _speeds(scores: Mapping[str, Score]) -> Iterator[object]:
     for base, arm in bases(scores).items():
         yield from (arm, f"{scores[arm].rate:.1f}")[: len(COLUMNS[base])]
         yield score.relative_to(scores[arm])
-    yield f"{1000 * quantile(score.first_seconds, 0.5):.0f}"
-    yield f"{1000 * quantile(score.longest_waits, 0.99):.0f}"
+    yield f"{1000 * quantile([one.first_seconds for one in score.answers], 0.5):.0f}"
+    yield f"{1000 * quantile([one.longest_wait for one in score.answers], 0.99):.0f}"
 
 
 def _reasons(score: Score) -> Iterator[object]:
@@ -66,24 +64,16 @@ def _reasons(score: Score) -> Iterator[object]:
 
 def verdicts(scores: Scores) -> Iterator[str]:
     """A sentence for each arm that auto, or the only arm, is compared with."""
-    for base, ratios in ratios_to(scores).items():
+    arms = next(iter(scores.values()))
+    own = own_arm(arms)
+    for base in bases(arms):
+        ratios = [one[own].relative_to(one[bases(one)[base]]) for one in scores.values()]
         mean = MeanRatio.of_means(ratios)
         slower = sum(ratio.verdict == "slower" for ratio in ratios)
-        own = own_arm(next(iter(scores.values())))
         yield (
             f"{own} / {base}: {mean} on average: {mean.verdict}; slower in {slower} of "
             f"{len(ratios)} lines, by more than twice their error"
         )
-
-
-def ratios_to(scores: Scores) -> dict[str, list[MeanRatio]]:
-    """Ratios of auto, or the only arm, in each cell, by the label of the other arm."""
-    found: dict[str, list[MeanRatio]] = {}
-    for by_arm in scores.values():
-        own = by_arm[own_arm(by_arm)]
-        for base, arm in bases(by_arm).items():
-            found.setdefault(base, []).append(own.relative_to(by_arm[arm]))
-    return found
 
 
 def facts(scores: Scores) -> list[dict[str, Any]]:
@@ -92,8 +82,8 @@ def facts(scores: Scores) -> list[dict[str, Any]]:
         {
             **cell._asdict(),
             "own": own_arm(by_arm),
-            "best_by_hand": best_by_hand(by_arm),
-            "best_other": best_other(by_arm),
+            "best_by_hand": bases(by_arm).get(BY_HAND),
+            "best_other": bases(by_arm).get(OTHER_SERVER),
             "arms": {
                 name: _facts(score, next(iter(by_arm.values()))) for name, score in by_arm.items()
             },
@@ -107,8 +97,8 @@ def _facts(score: Score, first: Score) -> dict[str, Any]:
         "tokens_per_second": score.rate,
         "rates": score.rates,
         "relative": score.relative_to(first)._asdict(),
-        "first_token_seconds": score.first_seconds,
-        "longest_wait_seconds": score.longest_waits,
+        "first_token_seconds": [one.first_seconds for one in score.answers],
+        "longest_wait_seconds": [one.longest_wait for one in score.answers],
         "prompt_tokens_per_second": score.read_rate,
         "answer_tokens_per_second": score.written_rate,
         "draft_n": score.num_drafted,

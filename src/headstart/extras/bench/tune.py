@@ -22,6 +22,7 @@ from headstart.extras.bench.comparison import OFF, Scores
 from headstart.extras.bench.library import read_questions
 from headstart.extras.bench.report import MeanRatio, table_head, table_row
 from headstart.extras.bench.steps import break_even
+from headstart.extras.distill.prices import StepPrices
 from headstart.types.errors import ConfigError
 
 
@@ -91,18 +92,12 @@ def pays_from(control: Mapping[str, Any], drafter: str) -> tuple[float, int] | N
     """The least acceptance rate of a token at which drafts pay, and their length then; None if no
     draft of up to 16 tokens ever does.
     """
-    rows = {int(n): float(ms) for n, ms in control["cost_ms"].get("rows", {}).items()}
-    if 1 not in rows:
+    if "1" not in control["cost_ms"].get("rows", ()):
         return None
-    round_ms = _round_ms(control, drafter)
-    found = []
-    for length in range(1, 17):
-        # a wider step may take less, and is taken then
-        wider = [ms for n, ms in rows.items() if n > length]
-        if wider:
-            rate = break_even(length, (min(wider) + length * round_ms) / rows[1])
-            found += [] if rate is None else [(rate, length)]
-    return min(found, default=None)
+    prices = StepPrices.of_control(control["cost_ms"])
+    plain, round_ms = prices.step(0, 0, 0), _round_ms(control, drafter)
+    rates = {n: break_even(n, (prices.step(n, 0, 0) + n * round_ms) / plain) for n in range(1, 17)}
+    return min(((rate, n) for n, rate in rates.items() if rate is not None), default=None)
 
 
 def _round_ms(control: Mapping[str, Any], drafter: str) -> float:

@@ -17,8 +17,7 @@ from headstart.extras.bench.comparison import (
     OFF,
     Cell,
     Scores,
-    best_by_hand,
-    best_other,
+    bases,
     compare,
 )
 from headstart.extras.bench.library import Question
@@ -138,8 +137,7 @@ def test_who_begins_changes_from_round_to_round() -> None:
 def test_the_baseline_is_the_best_that_can_be_set_by_hand() -> None:
     machine = Machine(**{"off": 1.0, "fixed 4": 0.7, "fixed 8": 0.9, "auto": 0.5, "other": 0.1})
     scores = machine.compare(seconds=0.0)[CELL]
-    assert best_by_hand(scores) == "fixed 4"
-    assert best_other(scores) == "other"
+    assert bases(scores) == {"off": "off", "best by hand": "fixed 4", "best other": "other"}
     assert scores[AUTO].tokens_per_step == pytest.approx(20 / 14)
     assert scores[AUTO].rows_per_token == pytest.approx(22 / 20)
     assert scores[AUTO].shares == pytest.approx({"target": 0.9, "draft": 0.1, "other": 0.0})
