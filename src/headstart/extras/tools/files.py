@@ -15,9 +15,13 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from headstart.extras.tools.machine import MAX_LINES
-from headstart.extras.tools.tool import ToolError, ToolInvocation, parameters, tool
-
-MAX_TEXT_BYTES = 16 * 1024  # of one answer: what a model can still use
+from headstart.extras.tools.tool import (
+    MAX_ANSWER_BYTES,
+    ToolError,
+    ToolInvocation,
+    parameters,
+    tool,
+)
 
 
 @tool(
@@ -39,7 +43,7 @@ async def read_file(call: ToolInvocation) -> dict[str, Any]:
     size = await call.machine.size(path)
     if size is None:
         raise ToolError(f"cannot read {path}: there is no such file")
-    limit = 32 * 2**20 if call.wants_base64 else MAX_TEXT_BYTES
+    limit = 32 * 2**20 if call.wants_base64 else MAX_ANSWER_BYTES
     if size > limit and (call.wants_base64 or last == -1):
         remedy = "" if call.wants_base64 else "; use start_line and end_line to read a part"
         raise ToolError(f"{path} has {size} bytes, more than {limit}{remedy}")
@@ -49,7 +53,7 @@ async def read_file(call: ToolInvocation) -> dict[str, Any]:
         call.machine.read(path)
         if call.wants_base64
         # two bytes more than are shown, so that `_within` sees what is cut
-        else call.machine.lines(path, first, count, MAX_TEXT_BYTES + 2)
+        else call.machine.lines(path, first, count, MAX_ANSWER_BYTES + 2)
     )
     if content is None:
         raise ToolError(f"cannot read {path}")
@@ -88,7 +92,7 @@ def _within(lines: list[str]) -> str:
     result, num_bytes = [], 0
     for line in lines:
         num_bytes += len(line.encode()) + 1
-        if num_bytes > MAX_TEXT_BYTES:
+        if num_bytes > MAX_ANSWER_BYTES:
             result.append("[output truncated]")
             break
         result.append(line + "\n")
@@ -101,7 +105,6 @@ _PLAIN = {  # quotes, dashes and spaces that are written for the plain ones
     **dict.fromkeys((*range(0x2010, 0x2016), 0x2212), "-"),
     **dict.fromkeys((0xA0, *range(0x2002, 0x200B), 0x202F, 0x205F, 0x3000), " "),
 }
-_TEXTS = {"type": "string"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +130,15 @@ class Replacement:
             "edits": {
                 "type": "array",
                 "description": "One or more exact text replacements to apply",
-                "items": {
-                    "type": "object",
-                    "properties": {
-                        "old_text": _TEXTS
-                        | {
-                            "description": "Exact text to find; must be unique in the file "
-                            "and must not overlap with other edits"
-                        },
-                        "new_text": _TEXTS | {"description": "Text to replace old_text with"},
-                    },
-                    "required": ["old_text", "new_text"],
-                },
+                "items": parameters(
+                    ("old_text", "new_text"),
+                    old_text=(
+                        "string",
+                        "Exact text to find; must be unique in the file and must not overlap with "
+                        "other edits",
+                    ),
+                    new_text=("string", "Text to replace old_text with"),
+                ),
             },
         },
         "required": ["path", "edits"],

@@ -21,24 +21,6 @@ MAX_LINES = 2**31 - 1  # accepted by every head and tail
 LISTING_BYTES = 8 * 2**20
 ENGINES = ("docker", "podman")
 
-# the length is compared because a broken connection looks like the end of the content
-WRITE_SCRIPT = """
-file=$1
-mkdir -p -- "$(dirname -- "$file")" || exit
-[ ! -L "$file" ] || file=$(readlink -f -- "$file") || exit
-[ -f "$file" ] || [ ! -e "$file" ] || exit
-if [ ! -w "$(dirname -- "$file")" ]; then  # there is room for no other file
-    cat > "$file"
-    exit
-fi
-new=$file.$$.new
-trap 'rm -f -- "$new"' EXIT
-[ ! -e "$file" ] || cp -p -- "$file" "$new" || exit
-cat > "$new" && [ "$(wc -c < "$new")" -eq LENGTH ] || exit
-# a single file that a container got from outside cannot be renamed over
-mv -f -- "$new" "$file" || cat "$new" > "$file"
-"""
-
 EntryKind = Literal["file", "dir", "all"]
 OnOutput = Callable[[bytes], None]
 Wrap = Callable[[Sequence[str]], Sequence[str]]
@@ -94,7 +76,23 @@ class Machine:
 
         An old file is replaced by a whole new one, which keeps its permissions, or stays as it is.
         """
-        script = WRITE_SCRIPT.replace("LENGTH", str(len(content)))
+        # the length is compared because a broken connection looks like the end of the content
+        script = f"""
+            file=$1
+            mkdir -p -- "$(dirname -- "$file")" || exit
+            [ ! -L "$file" ] || file=$(readlink -f -- "$file") || exit
+            [ -f "$file" ] || [ ! -e "$file" ] || exit
+            if [ ! -w "$(dirname -- "$file")" ]; then  # there is room for no other file
+                cat > "$file"
+                exit
+            fi
+            new=$file.$$.new
+            trap 'rm -f -- "$new"' EXIT
+            [ ! -e "$file" ] || cp -p -- "$file" "$new" || exit
+            cat > "$new" && [ "$(wc -c < "$new")" -eq {len(content)} ] || exit
+            # a single file that a container got from outside cannot be renamed over
+            mv -f -- "$new" "$file" || cat "$new" > "$file"
+        """
         return (await self._script(script, path, given=content)).is_success
 
     async def entries(self, base: str, max_depth: int, kind: EntryKind) -> tuple[list[str], bool]:

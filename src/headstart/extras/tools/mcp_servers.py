@@ -67,7 +67,6 @@ class McpServer:
             parameters=listed.input_schema,
             run=run,
             kind="mcp",
-            uses_folder=False,
         )
 
     async def _call(self, tool: str, arguments: Mapping[str, Any]) -> str:

@@ -7,9 +7,14 @@ import os
 from typing import Any
 
 from headstart.extras.tools.command import CommandLimits, Finished
-from headstart.extras.tools.tool import ToolInvocation, parameters, readable, tool
+from headstart.extras.tools.tool import (
+    MAX_ANSWER_BYTES,
+    ToolInvocation,
+    parameters,
+    readable,
+    tool,
+)
 
-MAX_OUTPUT_BYTES = 16 * 1024
 MAX_SECONDS = 60
 INFO_LIMITS = CommandLimits(seconds=5, output_bytes=4096)
 
@@ -23,7 +28,7 @@ INFO_LIMITS = CommandLimits(seconds=5, output_bytes=4096)
         timeout=("integer", f"Timeout in seconds (default 10, max {MAX_SECONDS})"),
         max_output_size=(
             "integer",
-            f"Maximum output size in bytes (default {MAX_OUTPUT_BYTES})",
+            f"Maximum output size in bytes (default {MAX_ANSWER_BYTES})",
         ),
     ),
     writes=True,
@@ -34,7 +39,7 @@ async def exec_shell_command(call: ToolInvocation) -> dict[str, Any]:
     limits = CommandLimits(
         seconds=max(1, min(call.number("timeout", 10), MAX_SECONDS)),
         output_bytes=max(
-            0, min(call.number("max_output_size", MAX_OUTPUT_BYTES), MAX_OUTPUT_BYTES)
+            0, min(call.number("max_output_size", MAX_ANSWER_BYTES), MAX_ANSWER_BYTES)
         ),
     )
     command = call.text("command")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from headstart.extras.tools.machine import Machine
 
 V = TypeVar("V")
+MAX_ANSWER_BYTES = 16 * 1024  # what a model can still use
 Run = Callable[["ToolInvocation"], Awaitable[dict[str, Any]]]
 
 
@@ -72,7 +73,6 @@ class Tool:
     run: Run  # raises ToolError; cancelling ends it
     writes: bool = False
     kind: str = "server"  # or mcp
-    uses_folder: bool = True
     can_stream: bool = False
 
     def describe(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Tool:
             "tool": self.name,
             "type": self.kind,
             "permissions": {"write": self.writes},
-            "uses_cwd": self.uses_folder,
+            "uses_cwd": self.kind == "server",
             "definition": {"type": "function", "function": function},
         }
 
