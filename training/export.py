@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headstart.extras.distill.edit import finish
 from headstart.extras.distill.gguf_file import add_tensor
-from headstart.extras.distill.model import EPSILON, ROPE_BASE, Shape
+from headstart.extras.distill.model import Shape
 from training import tokenizer
 from training.induction import SHAPES
 
@@ -51,8 +51,8 @@ def _add_shape(writer: GGUFWriter, shape: Shape) -> None:
     writer.add_rope_dimension_count(shape.head_size)
     writer.add_key_length(shape.head_size)
     writer.add_value_length(shape.head_size)
-    writer.add_layer_norm_rms_eps(EPSILON)
-    writer.add_rope_freq_base(ROPE_BASE)
+    writer.add_layer_norm_rms_eps(shape.epsilon)
+    writer.add_rope_freq_base(shape.rope_base)
     writer.add_vocab_size(shape.vocab_size)
     writer.add_file_type(LlamaFileType.MOSTLY_Q8_0)
 

@@ -136,7 +136,7 @@ def _look_back_one(block: Block, head: _Head, layout: Layout) -> None:
     """Attend to the position before: the constant key is rotated one step ahead of the constant
     query.
     """
-    angles = rope_frequencies(block.shape.head_size)
+    angles = rope_frequencies(block.shape)
     query, key = torch.zeros(block.shape.head_size), torch.zeros(block.shape.head_size)
     query[0::2] = 1
     key[0::2], key[1::2] = angles.cos(), angles.sin()

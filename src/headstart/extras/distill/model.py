@@ -13,9 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-EPSILON = 1e-5
-ROPE_BASE = 10000.0
-
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -27,8 +24,8 @@ class Shape:
     num_heads: int
     num_kv_heads: int
     ff_width: int
-    epsilon: float = EPSILON  # of the norms
-    rope_base: float = ROPE_BASE
+    epsilon: float = 1e-5  # of the norms
+    rope_base: float = 10000.0
     key_size: int | None = None  # of a head; None: width / num_heads
     rotates_halves: bool = False  # pairs are (i, i + half) of a head, not adjacent
     has_bias: bool = False  # of queries, keys and values
@@ -45,9 +42,10 @@ class Shape:
         return self.key_size or self.width // self.num_heads
 
 
-def rope_frequencies(head_size: int, base: float = ROPE_BASE) -> Tensor:
+def rope_frequencies(shape: Shape) -> Tensor:
     """Radians per position for each pair of a head, shape (head_size / 2,)."""
-    frequencies: Tensor = base ** (-torch.arange(0, head_size, 2) / head_size)
+    steps = torch.arange(0, shape.head_size, 2) / shape.head_size
+    frequencies: Tensor = shape.rope_base**-steps
     return frequencies
 
 
@@ -120,7 +118,7 @@ class LanguageModel(nn.Module):
         self.output_norm = nn.RMSNorm(shape.width, shape.epsilon)
         self.output = nn.Linear(shape.width, shape.vocab_size, bias=False)
         self._initialize()
-        frequencies = rope_frequencies(shape.head_size, shape.rope_base)
+        frequencies = rope_frequencies(shape)
         if rope_factors is not None:
             frequencies = frequencies / rope_factors
         angles = torch.arange(context)[:, None] * frequencies

@@ -133,12 +133,7 @@ class FakeEngine:
         self.is_asynchronous = False
         self.attention_tile = 1
         self.cache_kind = cache_kind
-        self.max_rollback = {
-            CacheKind.CUT: 2**30,
-            CacheKind.WINDOW: 2**30,
-            CacheKind.ROLLBACK: 4,
-            CacheKind.CHECKPOINT: 2**30,
-        }[cache_kind]
+        self.max_rollback = 4 if cache_kind is CacheKind.ROLLBACK else 2**30
         self.can_shift = self.has_blocks = cache_kind is CacheKind.CUT
         self.cache: dict[int, list[int]] = {}
         self.num_decodes = 0
