@@ -15,12 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.extras.distill.prices import LONGEST, StepPrices
 from headstart.extras.distill.texts import RecordedText
 from headstart.sampling.sampler import Sampler
 from headstart.speculators import Speculator
+from headstart.structures.prefix import common_prefix_length
 from headstart.types import Draft, DraftRequest
-
-LONGEST = 16  # draft tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +67,12 @@ def replay(
     outcomes: list[Outcomes] = []
     seconds, num_calls = 0.0, 0
     for start in range(0, len(texts), width):
-        group = [
-            _Follower(seq_id, text, make_sampler(text), is_model=speculator.is_model)
-            for seq_id, text in enumerate(texts[start : start + width])
-        ]
-        for one in group:
-            speculator.begin(one.seq_id, one.tokens, one.text.tenant)
+        group = list[_Follower]()
+        for seq_id, text in enumerate(texts[start : start + width]):
+            tokens, sampler = [*text.prompt, *text.answer[:1]], make_sampler(text)
+            sampler.read(tokens)
+            speculator.begin(seq_id, tokens, text.tenant)
+            group.append(_Follower(seq_id, text, sampler, tokens, []))
         while active := [one for one in group if one.is_open]:
             started = time.perf_counter()
             drafts = _ask(speculator, active)
@@ -82,68 +82,62 @@ def replay(
                 speculator.accept(one.seq_id, [token], min(num_right, 1))
         for one in group:
             speculator.end(one.seq_id)
-            outcomes.append(one.outcomes())
+            outcomes.append(one.outcomes(is_model=speculator.is_model))
     return Replayed(outcomes, 1000.0 * seconds / max(1, num_calls))
 
 
 def _ask(speculator: Speculator, active: Sequence[_Follower]) -> list[Draft]:
     """A draft for each; a model that reads a long prompt in parts is asked again."""
-    drafts = speculator.propose([one.request() for one in active])
+    length = 1 if speculator.is_model else LONGEST
+    drafts = speculator.propose([one.request(length) for one in active])
     for place, one in enumerate(active):
         left = speculator.num_catch_up(one.seq_id, one.tokens)
         while not drafts[place].is_ready:
-            (drafts[place],) = speculator.propose([one.request()])
+            (drafts[place],) = speculator.propose([one.request(length)])
             before, left = left, speculator.num_catch_up(one.seq_id, one.tokens)
             if left >= before:  # it cannot, for instance because its context is full
                 break
     return drafts
 
 
+@dataclass(slots=True)
 class _Follower:
     """A text during its replay."""
 
-    def __init__(
-        self, seq_id: int, text: RecordedText, sampler: Sampler, *, is_model: bool
-    ) -> None:
-        self.seq_id, self.text, self.tokens = seq_id, text, [*text.prompt, *text.answer[:1]]
-        self._sampler, self._is_model = sampler, is_model
-        sampler.read(self.tokens)
-        self._rows: list[tuple[int, int, float]] = []
+    seq_id: int
+    text: RecordedText
+    sampler: Sampler  # has read `tokens`
+    tokens: list[int]  # of prompt and answer so far
+    rows: list[tuple[int, int, float]]  # offered, right, expected
 
     @property
     def is_open(self) -> bool:
-        return len(self._rows) + 1 < len(self.text.answer)
+        return len(self.rows) + 1 < len(self.text.answer)
 
-    def request(self) -> DraftRequest:
-        choose = None if self.text.sampling.is_greedy else self._sampler.couple
-        length = 1 if self._is_model else LONGEST
+    def request(self, max_tokens: int) -> DraftRequest:
+        choose = None if self.text.sampling.is_greedy else self.sampler.couple
         return DraftRequest(
-            self.seq_id, self.tokens, length, choose=choose, namespace=self.text.tenant
+            self.seq_id, self.tokens, max_tokens, choose=choose, namespace=self.text.tenant
         )
 
     def take(self, draft: Draft) -> tuple[int, int]:
         """Compare a draft with the recorded text; returns the next token and the number right."""
-        answer, place = self.text.answer, len(self._rows) + 1
-        num_right = 0
-        for token, written in zip(draft.tokens, answer[place:], strict=False):
-            if token != written:
-                break
-            num_right += 1
+        answer, place = self.text.answer, len(self.rows) + 1
+        num_right = common_prefix_length(list(draft.tokens), list(answer[place : place + LONGEST]))
         scores = [min(1.0, score) for score in draft.confidence]
-        expected = float(np.cumprod(scores).sum()) if scores else 0.0
-        self._rows.append((len(draft.tokens), num_right, expected))
+        self.rows.append((len(draft.tokens), num_right, float(np.cumprod(scores).sum())))
         self.tokens.append(answer[place])
-        self._sampler.read(answer[place : place + 1])
+        self.sampler.read(answer[place : place + 1])
         return answer[place], num_right
 
-    def outcomes(self) -> Outcomes:
+    def outcomes(self, *, is_model: bool) -> Outcomes:
         """The outcomes at all positions."""
-        rows = np.array(self._rows, np.float32).reshape(-1, 3)
+        rows = np.array(self.rows, np.float32).reshape(-1, 3)
         offered, accepted = rows[:, 0].astype(np.int32), rows[:, 1].astype(np.int32)
-        if self._is_model:
+        if is_model:
             accepted = _runs(accepted == 1)
             offered = np.where(offered > 0, LONGEST, 0).astype(np.int32)
-        return Outcomes(offered, accepted, rows[:, 2], self._is_model)
+        return Outcomes(offered, accepted, rows[:, 2], is_model)
 
 
 def _runs(is_right: NDArray[np.bool_]) -> NDArray[np.int32]:
@@ -174,12 +168,8 @@ class Walk:
     milliseconds: float
 
 
-StepPrice = Callable[[int, int, int], float]
-"""Milliseconds of a step: (draft tokens, of them by a model, tokens before it)."""
-
-
 def walk(
-    text: RecordedText, drafters: Sequence[Outcomes], rule: DraftRule, price: StepPrice
+    text: RecordedText, drafters: Sequence[Outcomes], rule: DraftRule, prices: StepPrices
 ) -> Walk:
     """Simulate the steps of a text; text speculators come before models."""
     offers = [list(_offers(one, rule)) for one in drafters]
@@ -191,7 +181,7 @@ def walk(
             if length:
                 by_model = length if one.is_model else 0
                 break
-        ms += price(length, by_model, len(text.prompt) + place)
+        ms += prices.step(length, by_model, len(text.prompt) + place)
         steps, drafted, num_accepted = steps + 1, drafted + length, num_accepted + right
         place += right + 1
     return Walk(max(0, last), steps, drafted, num_accepted, ms)

@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from headstart.extras.bench.comparison import OFF
 from headstart.extras.bench.report import table_head, table_row
 from headstart.extras.distill.acceptance import DraftRule, Outcomes, Replayed, Walk, walk
 from headstart.extras.distill.candidates import SUFFIX, Candidates
@@ -21,7 +22,6 @@ from headstart.extras.distill.texts import RecordedText, counts
 from headstart.types.errors import ConfigError
 
 LEAST_GAIN = 1.1  # over no drafts, of a drafter that is always right; less is not worth it
-OFF = "off"
 SHOWN = (1, 2, 4, 8)  # positions
 
 
@@ -75,7 +75,7 @@ class Findings:
     def of(cls, texts: Sequence[RecordedText], suffix: Replayed, prices: StepPrices) -> Findings:
         """Results without drafts and with copies."""
         copying = replace(prices, asking_ms=suffix.asking_ms)
-        off = Arm(OFF, None, [walk(text, (), DraftRule(0), prices.step) for text in texts])
+        off = Arm(OFF, None, [walk(text, (), DraftRule(0), prices) for text in texts])
         arms = {OFF: off, SUFFIX: best_arm(SUFFIX, texts, [suffix], copying)}
         return cls(texts, prices, suffix, arms, {}, {})
 
@@ -182,7 +182,7 @@ def best_arm(
         (0.0, 0.4, 0.7) if has_model else (0.0,),
     ):
         rule = DraftRule(length, expected, score)
-        walks = [walk(t, own, rule, prices.step) for t, own in zip(texts, by_text, strict=True)]
+        walks = [walk(t, own, rule, prices) for t, own in zip(texts, by_text, strict=True)]
         arm = Arm(name, rule, walks, survival)
         if best is None or arm.rate > best.rate:
             best = arm

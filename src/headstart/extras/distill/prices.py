@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,8 @@ from headstart.app import assemble
 from headstart.app.model_files import Models, choose_speculators
 from headstart.app.saved_control import load_control
 from headstart.config import Config, SpeculationConfig
-from headstart.extras.distill.acceptance import LONGEST
+
+LONGEST = 16  # draft tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,12 @@ class StepPrices:
     asking_ms: float = 0.0  # of a text speculator's draft
 
     @classmethod
+    def of_control(cls, cost_ms: Mapping[str, Any]) -> StepPrices:
+        """As control describes what it has measured."""
+        rows = {int(count): float(ms) for count, ms in cost_ms["rows"].items()}
+        return cls.of(rows, float(cost_ms.get("attention", 0.0)))
+
+    @classmethod
     def of(cls, rows: Mapping[int, float], attention_ms: float = 0.0) -> StepPrices:
         """Interpolate from measured widths."""
         known = sorted(rows)
@@ -35,7 +43,7 @@ class StepPrices:
         return cls((0.0, *least[1:]), attention_ms)
 
     def step(self, num_draft: int, by_model: int, context: int) -> float:
-        """Milliseconds of a step that verifies a draft; see `acceptance.StepPrice`."""
+        """Milliseconds of a step: draft tokens, of them by a model, tokens before it."""
         attention = self.attention_ms * (1 + num_draft) * context / 1000.0
         return self.rows_ms[1 + num_draft] + attention + self.asking_ms + by_model * self.round_ms
 
@@ -63,5 +71,4 @@ def of_machine(config: Config, models: Models) -> StepPrices:
         scheduler, _ = assemble.build_scheduler(alone, target)
         cost = scheduler.drafting.describe_control()["cost_ms"]
         scheduler.drafting.save()
-    rows = {int(count): float(ms) for count, ms in cost["rows"].items()}
-    return StepPrices.of(rows, float(cost["attention"]))
+    return StepPrices.of_control(cost)

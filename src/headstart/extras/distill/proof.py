@@ -79,28 +79,26 @@ def prove(found: Findings, base: str, tuned: str) -> Proof:
     own = max(
         (arm for name, arm in found.arms.items() if name not in others), key=lambda arm: arm.rate
     )
-    lengths = [
-        _by_conversation(
-            found,
-            [
-                walk(text, [outcomes], COMMON, lambda *_: 1.0)
-                for text, outcomes in zip(found.texts, found.models[name][0].outcomes, strict=True)
-            ],
-        )
+    fixed = [
+        [
+            walk(text, [outcomes], COMMON, found.prices)
+            for text, outcomes in zip(found.texts, found.models[name][0].outcomes, strict=True)
+        ]
         for name in (tuned, base)
     ]
-    rates = [_by_conversation(found, arm.walks) for arm in (own, best)]
+    lengths = [_by_conversation(found, walks, "num_steps") for walks in fixed]
+    rates = [_by_conversation(found, arm.walks, "milliseconds") for arm in (own, best)]
     gain = compared(lengths[0], lengths[1], np.subtract)
     ratio = compared(rates[0], rates[1], np.divide)
     return Proof(len(lengths[0]), gain, ratio, best.name, own.name)
 
 
-def _by_conversation(found: Findings, walks: Sequence[Walk]) -> NDArray[np.float64]:
-    """Tokens and milliseconds of each conversation, shape (conversations, 2)."""
+def _by_conversation(found: Findings, walks: Sequence[Walk], cost: str) -> NDArray[np.float64]:
+    """Tokens and the cost of each conversation, shape (conversations, 2)."""
     numbers = {n: i for i, n in enumerate(sorted({t.conversation for t in found.texts}))}
     sums = np.zeros((len(numbers), 2))
     for text, one in zip(found.texts, walks, strict=True):
-        sums[numbers[text.conversation]] += one.num_tokens, one.milliseconds
+        sums[numbers[text.conversation]] += one.num_tokens, getattr(one, cost)
     return sums
 
 
