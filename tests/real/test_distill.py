@@ -39,7 +39,7 @@ from headstart.extras.distill.edit import CARD, begin, cut, finish
 from headstart.extras.distill.prices import StepPrices
 from headstart.extras.distill.proof import Interval
 from headstart.extras.distill.recorder import TextRecorder
-from headstart.extras.distill.texts import RecordedText, read_drafters, read_texts
+from headstart.extras.distill.texts import RecordedText, purge, read_texts
 from headstart.structures.model_id import ModelId
 from headstart.types.errors import EngineError
 from headstart.types.request import ErrorEvent, Request
@@ -93,7 +93,7 @@ def test_replayed_acceptance_is_live_acceptance_within_its_error(folder: Path) -
     replayed, _ = Candidates.of(CONFIG, path(TARGET)).draft_model(path(DRAFT), texts)
     num_drafted, num_accepted, live_drafted, live_accepted = 0, 0, 0, 0
     for text, outcomes in zip(texts, replayed.outcomes, strict=True):
-        found = walk(text, [outcomes], DraftRule(LENGTH), PRICES.step)
+        found = walk(text, [outcomes], DraftRule(LENGTH), PRICES)
         num_drafted += found.num_drafted
         num_accepted += found.num_accepted
         drafted, accepted = live[text.sampling.seed]
@@ -173,6 +173,7 @@ def test_a_trained_model_is_a_draft_model_but_few_texts_prove_nothing(
 def test_a_draft_model_without_unused_tokens_loses_what_it_says(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    folder = shutil.copytree(folder, tmp_path / "texts")  # it is purged
     output = tmp_path / "cut.gguf"
     flags = ("--draft-model", path(DRAFT), "--output", output, "--json")
     state = tmp_path / "state.json"
@@ -186,7 +187,7 @@ def test_a_draft_model_without_unused_tokens_loses_what_it_says(
     assert 0.2 < arms["cut"]["accepted_at"]["1"] < arms["demo-draft"]["accepted_at"]["1"]
     scheduler, _ = build_scheduler(CONFIG, Models(path(TARGET), output, is_demo=False))
     assert "draft-model" in scheduler.drafting.speculators
-    assert str(output) in [one["path"] for one in read_drafters(folder)]  # a purge names it
+    assert purge(folder, None, math.inf)[1] == [str(output)]
 
 
 @pytest.mark.parametrize(

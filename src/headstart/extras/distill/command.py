@@ -98,8 +98,8 @@ def _purge(folder: Path, tenants: frozenset[str] | None, days: float) -> int:
         raise ConfigError(f"--texts {folder} is no folder")
     num_deleted, made = purge(folder, tenants, time.time() - 86_400.0 * days)
     print(f"deleted {num_deleted} texts from {folder}")
-    for drafter in made:
-        print(f"learned from some of them, so delete it or train it again: {drafter['path']}")
+    for path in made:
+        print(f"learned from some of them, so delete it or train it again: {path}")
     return 0
 
 

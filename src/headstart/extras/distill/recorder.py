@@ -15,7 +15,7 @@ from pathlib import Path
 
 from headstart.config import RecordingConfig
 from headstart.config.fields import listed
-from headstart.extras.distill.texts import RecordedText, TextFiles
+from headstart.extras.distill.texts import RecordedText, TextFile
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import End, StepRecord
 from headstart.structures.model_id import ModelId
@@ -36,7 +36,7 @@ class TextRecorder:
         """
         assert config.record_texts is not None
         megabytes, seconds = config.record_mb * 2**20, config.record_days * 86_400.0
-        self._files = TextFiles(Path(config.record_texts), megabytes, seconds)
+        self._texts = TextFile(Path(config.record_texts), megabytes, seconds)
         names = listed(config.record_tenants)
         self._tenants = None if "all" in names else namespaces_of(names) | {""}
         self._model = ModelId.of(target).digest
@@ -79,7 +79,7 @@ class TextRecorder:
             sampling=request.sampling,
         )
         if self._room.acquire(blocking=False):
-            self._writer.submit(self._files.write, text).add_done_callback(self._note)
+            self._writer.submit(self._texts.write, text).add_done_callback(self._note)
         elif not self._has_failed:
             self._has_failed = True
             log.warning("--record-texts: the disk is too slow; some texts are not recorded")

@@ -1,29 +1,35 @@
-"""Recorded texts: a file a tenant and some hours, a JSON line a text, and what they are split into.
+"""Recorded texts: an SQLite file in a folder of their own, and what they are split into.
 
-A line holds token ids, because drafts are tokens, and all on which the choice of a token depends.
+Texts are token ids, because drafts are tokens, with all on which the choice of a token depends.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
+import sqlite3
 import time
-from collections import Counter
+from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headstart.structures.atomic import replace_file
 from headstart.types.errors import ConfigError
 from headstart.types.sampling_params import LogitBias, SamplingParams
 
-FILE_SECONDS = 86_400.0  # a file that is as old is closed, or when it takes its part of all
-DRAFTERS = "drafters.json"  # draft models made from these texts
+FILE = "texts.sqlite"
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS texts (recorded REAL, model TEXT, tenant TEXT, prompt BLOB, "
+    "answer BLOB, sampling TEXT)",
+    "CREATE INDEX IF NOT EXISTS by_time ON texts (recorded)",
+    # draft models made from these texts
+    "CREATE TABLE IF NOT EXISTS drafters (path TEXT PRIMARY KEY, tenants TEXT, first REAL, "
+    "last REAL)",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +44,8 @@ class RecordedText:
     sampling: SamplingParams
     conversation: int = 0  # number in `read_texts`
 
-    def line(self) -> bytes:
-        """The text as a line of JSON."""
+    def row(self) -> tuple[object, ...]:
+        """The text as a row of the table."""
         default = SamplingParams()
         sampling = {
             one.name: value
@@ -48,38 +54,47 @@ class RecordedText:
         }
         if "logit_bias" in sampling:
             sampling["logit_bias"] = list(sampling["logit_bias"].items())
-        row: dict[str, Any] = {"recorded": self.recorded, "model": self.model}
-        row |= {"tenant": self.tenant, "sampling": sampling}
-        # Python loops, which release the interpreter to the engine regularly
-        tokens = [
-            f'"{name}":[{",".join([str(token) for token in ids])}]'
-            for name, ids in (("prompt", self.prompt), ("answer", self.answer))
-        ]
-        others = json.dumps(row, separators=(",", ":")).removesuffix("}")
-        return f"{','.join([others, *tokens])}}}\n".encode()
+        tokens = (array("i", ids).tobytes() for ids in (self.prompt, self.answer))
+        return self.recorded, self.model, self.tenant, *tokens, json.dumps(sampling)
 
     @classmethod
-    def parse(cls, line: bytes) -> RecordedText:
-        """Parse a line.
-
-        Raises:
-            ValueError: it is malformed.
-        """
-        try:
-            row = json.loads(line)
-            sampling = row.pop("sampling")
-            if "logit_bias" in sampling:
-                sampling["logit_bias"] = LogitBias(dict(sampling["logit_bias"]))
-            for name in ("samplers", "dry_sequence_breakers"):
-                if name in sampling:
-                    sampling[name] = tuple(sampling[name])
-            return cls(**row, sampling=SamplingParams(**sampling))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(str(error)) from error
+    def of(cls, row: tuple[Any, ...]) -> RecordedText:
+        """The text of a row."""
+        recorded, model, tenant, *tokens, sampling = row
+        prompt, answer = (array("i", ids).tolist() for ids in tokens)
+        found = json.loads(sampling)
+        if "logit_bias" in found:
+            found["logit_bias"] = LogitBias(dict(found["logit_bias"]))
+        for name in ("samplers", "dry_sequence_breakers"):
+            if name in found:
+                found[name] = tuple(found[name])
+        return cls(
+            recorded=recorded, model=model, tenant=tenant, prompt=prompt, answer=answer,
+            sampling=SamplingParams(**found),
+        )  # fmt: skip
 
 
-class TextFiles:
-    """The files of one folder; several processes may write to them."""
+@contextmanager
+def opened(folder: Path) -> Iterator[sqlite3.Connection]:
+    """The texts of a folder, made unless they are there, in one transaction.
+
+    Raises:
+        ConfigError: they cannot be read or written.
+    """
+    try:
+        # only for this user; SQLite gives its other files the same permissions
+        os.close(os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o600))
+        with closing(sqlite3.connect(folder / FILE, timeout=60.0)) as database, database:
+            database.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
+            for table in TABLES:
+                database.execute(table)
+            yield database
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigError(f"{folder / FILE} cannot be used: {error}; name another folder") from None
+
+
+class TextFile:
+    """The texts of one folder, within bounds; several processes may write to it."""
 
     def __init__(self, folder: Path, max_bytes: int, max_seconds: float) -> None:
         """Delete what is too old.
@@ -88,155 +103,86 @@ class TextFiles:
             ConfigError: the folder cannot be written.
         """
         self._folder, self._max_bytes, self._max_seconds = folder, max_bytes, max_seconds
-        self._current: dict[str, Path] = {}  # by tenant
-        self._num_bytes = 0  # of all files
-        self._checked = 0.0
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with locked(folder):
-                self._expire(time.time())
         except OSError as error:
             raise ConfigError(
                 f"--record-texts {folder} cannot be written: {error.strerror}; name another folder"
             ) from None
+        with opened(folder) as database:
+            self._expire(database, time.time())
 
     def write(self, text: RecordedText) -> None:
-        """Append a text.
+        """Add a text.
 
         Raises:
-            OSError: it cannot be written.
+            ConfigError: it cannot be written.
         """
-        line = text.line()
-        with locked(self._folder):
-            path = self._current.get(text.tenant)
-            if path is None or not self._has_room(path, text.recorded):
-                name = f"{int(text.recorded * 1e9)}-{os.getpid()}-{text.tenant}.jsonl"
-                path = self._current[text.tenant] = self._folder / name
-                self._checked = 0.0
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            with open(descriptor, "ab") as file:
-                file.write(line)
-            self._num_bytes += len(line)
-            is_due = text.recorded > self._checked + FILE_SECONDS / 24
-            if is_due or self._num_bytes > self._max_bytes:
-                self._expire(text.recorded)
+        with opened(self._folder) as database:
+            database.execute("INSERT INTO texts VALUES (?, ?, ?, ?, ?, ?)", text.row())
+            self._expire(database, text.recorded)
 
-    def _has_room(self, path: Path, now: float) -> bool:
-        if not path.exists():  # purged
-            return False
-        is_young = now - _begun(path) < FILE_SECONDS
-        return is_young and path.stat().st_size < self._max_bytes // 16
-
-    def _expire(self, now: float) -> None:
-        """Delete files whose newest text is too old, then the oldest of the tenant that has most,
-        until all fit.
+    def _expire(self, database: sqlite3.Connection, now: float) -> None:
+        """Delete texts that are too old; and where all take too much, the oldest of the tenant that
+        has most, until a sixteenth is free.
         """
-        self._checked = now
-        files, held = {path: path.stat() for path in text_files(self._folder)}, Counter[str]()
-        for path, one in files.items():
-            held[_tenant_of(path)] += one.st_size
-
-        def delete(path: Path) -> None:
-            path.unlink()
-            held[_tenant_of(path)] -= files.pop(path).st_size
-
-        for path in [p for p, one in files.items() if now - one.st_mtime > self._max_seconds]:
-            delete(path)
-        while held.total() > self._max_bytes:
+        database.execute("DELETE FROM texts WHERE recorded < ?", (now - self._max_seconds,))
+        if _num_bytes(database) <= self._max_bytes:
+            return
+        size = "length(prompt) + length(answer)"
+        held = dict(database.execute(f"SELECT tenant, sum({size}) FROM texts GROUP BY tenant"))
+        while held and _num_bytes(database) > self._max_bytes * 15 // 16:
             most = max(held, key=held.__getitem__)
-            delete(next(path for path in files if _tenant_of(path) == most))
-        self._num_bytes = held.total()
+            oldest = "FROM texts WHERE tenant = ? ORDER BY recorded LIMIT 1"
+            found = database.execute(f"SELECT rowid, {size} {oldest}", (most,)).fetchone()
+            if found is None:
+                del held[most]
+                continue
+            database.execute("DELETE FROM texts WHERE rowid = ?", found[:1])
+            held[most] -= found[1]
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Lock the folder against writes and purges of other processes."""
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+def _num_bytes(database: sqlite3.Connection) -> int:
+    pages = [
+        database.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("page_count", "freelist_count", "page_size")
+    ]
+    return int((pages[0] - pages[1]) * pages[2])
 
 
-def text_files(folder: Path) -> list[Path]:
-    """The oldest first."""
-    return sorted(folder.glob("*-*-*.jsonl"), key=_begun)
-
-
-def _begun(path: Path) -> float:
-    """Seconds since 1970."""
-    first = path.name.partition("-")[0]
-    return int(first) / 1e9 if first.isdecimal() else 0.0
-
-
-def _tenant_of(path: Path) -> str:
-    return path.stem.split("-", 2)[2]
-
-
-def purge(
-    folder: Path, tenants: Collection[str] | None, before: float
-) -> tuple[int, list[dict[str, Any]]]:
+def purge(folder: Path, tenants: Collection[str] | None, before: float) -> tuple[int, list[str]]:
     """Delete texts of these tenants (None: of all) that were recorded before a time.
 
-    Returns their number, and the entries of draft models that were made from some of them.
+    Returns their number, and the draft models that were made from some of them.
     """
-    num_deleted, made = 0, read_drafters(folder)
-    touched: list[dict[str, Any]] = []
-    with locked(folder):
-        for path in text_files(folder):
-            kept = []
-            for line in path.read_bytes().splitlines(keepends=True):
-                try:
-                    text = RecordedText.parse(line)
-                except ValueError:  # the power failed; nothing can be made of it
-                    continue
-                if text.recorded >= before or (tenants is not None and text.tenant not in tenants):
-                    kept.append(line)
-                    continue
-                num_deleted += 1
-                touched += [
-                    one
-                    for one in made
-                    if one not in touched
-                    and Path(one["path"]).exists()
-                    and text.tenant in one["tenants"]
-                    and one["first"] <= text.recorded <= one["last"]
-                ]
-            if kept:
-                replace_file(path, b"".join(kept))
-            else:
-                path.unlink()
-        for file in folder.glob("training.*") if num_deleted else ():  # of an interrupted training
-            file.unlink()
-    return num_deleted, touched
-
-
-def read_drafters(folder: Path) -> list[dict[str, Any]]:
-    """Draft models made from these texts: path, tenants and time."""
-    file = folder / DRAFTERS
-    entries: list[dict[str, Any]] = json.loads(file.read_text("utf-8")) if file.exists() else []
-    return entries
+    with opened(folder) as database:
+        found = database.execute(
+            "SELECT rowid, tenant, recorded FROM texts WHERE recorded < ?", (before,)
+        )
+        gone = [one for one in found if tenants is None or one[1] in tenants]
+        database.executemany("DELETE FROM texts WHERE rowid = ?", [one[:1] for one in gone])
+        made = [
+            path
+            for path, known, first, last in database.execute("SELECT * FROM drafters")
+            if Path(path).exists()
+            and any(tenant in json.loads(known) and first <= at <= last for _, tenant, at in gone)
+        ]
+    for file in folder.glob("training.*") if gone else ():  # of an interrupted training
+        file.unlink()
+    return len(gone), made
 
 
 def note_drafter(folder: Path, path: Path, base: Path, texts: Sequence[RecordedText]) -> None:
     """Remember that a draft model was made from texts, and from those that its base was made from,
     so that a purge can name it.
     """
-    with locked(folder):
-        known = read_drafters(folder)
-        bases = [one for one in known if one["path"] == str(base.resolve())]
-        tenants = {text.tenant for text in texts}.union(*(one["tenants"] for one in bases))
-        times = [text.recorded for text in texts]
-        times += [one[end] for one in bases for end in ("first", "last")]
-        entry = {
-            "path": str(path.resolve()),
-            "tenants": sorted(tenants),
-            "first": min(times),
-            "last": max(times),
-        }
-        others = [one for one in known if one["path"] != entry["path"]]
-        replace_file(folder / DRAFTERS, json.dumps([*others, entry], indent=1).encode())
+    tenants, times = {text.tenant for text in texts}, [text.recorded for text in texts]
+    with opened(folder) as database:
+        own = "SELECT tenants, first, last FROM drafters WHERE path = ?"
+        for known, *ends in database.execute(own, (str(base.resolve()),)):
+            tenants, times = tenants.union(json.loads(known)), times + ends
+        row = str(path.resolve()), json.dumps(sorted(tenants)), min(times), max(times)
+        database.execute("REPLACE INTO drafters VALUES (?, ?, ?, ?)", row)
 
 
 def read_texts(
@@ -253,15 +199,12 @@ def read_texts(
     if not folder.is_dir():
         raise ConfigError(f"--texts {folder} is no folder; name the one of serve --record-texts")
     texts: dict[tuple[str, bytes, bytes], RecordedText] = {}
-    for path in text_files(folder):
-        for line in path.read_bytes().splitlines():
-            try:
-                text = RecordedText.parse(line)
-            except ValueError:
-                continue
-            if text.model == model and (tenants is None or text.tenant in tenants):
-                key = (text.tenant, _bytes(text.prompt), _bytes(text.answer))
-                texts.setdefault(key, text)
+    if (folder / FILE).exists():
+        with opened(folder) as database:
+            rows = "SELECT * FROM texts WHERE model = ? ORDER BY recorded"
+            for row in database.execute(rows, (model,)):
+                if tenants is None or row[2] in tenants:
+                    texts.setdefault(row[2:5], RecordedText.of(row))
     # the first token of an answer comes with the prompt: no draft is for it
     longer = [one for one in texts.values() if len(one.answer) > 1]
     kept = [one for one in longer if num_looping(one.answer) <= 0.5 * len(one.answer)]
@@ -270,7 +213,7 @@ def read_texts(
             f"--texts {folder} has no text of this model; start headstart serve with the same "
             "model and --record-texts, and use it for some days"
         )
-    return _by_conversation(sorted(kept, key=lambda text: text.recorded))
+    return _by_conversation(kept)
 
 
 def _by_conversation(texts: Iterable[RecordedText]) -> list[RecordedText]:

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import json
-import os
 import stat
 import subprocess
 import sys
+import time
+from array import array
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 from tests.harness import Model, make_requests, make_scheduler, run, submit_all
-from tests.planted import noted
 
 from headstart.app.cli.main import main
 from headstart.app.demo import TARGET, path
 from headstart.config import RecordingConfig
-from headstart.extras.distill import texts as files
 from headstart.extras.distill.recorder import TextRecorder
 from headstart.extras.distill.texts import (
+    FILE,
     RecordedText,
-    TextFiles,
+    TextFile,
     note_drafter,
     num_looping,
+    opened,
     purge,
     read_texts,
     split,
@@ -40,6 +40,7 @@ from headstart.types.sampling_params import LogitBias
 
 KEY = namespace_of_key(b"secret")
 MODEL = ModelId.of(path(TARGET)).digest
+LIMIT, LONG = 200_000, list(range(400))  # bytes of all texts; an answer
 
 
 def recorded(folder: Path, **settings: str) -> tuple[TextRecorder, Scheduler]:
@@ -94,7 +95,7 @@ def test_a_tenant_or_its_request_has_to_agree(
 ) -> None:
     request = replace(make_requests(1)[0], namespace=namespace, store=store)
     record(tmp_path, [request], record_tenants=tenants)
-    assert bool(files.text_files(tmp_path)) == is_recorded
+    assert count(tmp_path) == is_recorded
 
 
 def test_a_cancelled_answer_is_not_recorded(tmp_path: Path) -> None:
@@ -104,7 +105,7 @@ def test_a_cancelled_answer_is_not_recorded(tmp_path: Path) -> None:
     scheduler.cancel(request.request_id)
     scheduler.finish()
     recorder.close()
-    assert files.text_files(tmp_path) == []
+    assert count(tmp_path) == 0
 
 
 def test_an_answer_about_an_image_is_not_recorded(tmp_path: Path) -> None:
@@ -117,30 +118,35 @@ def test_an_answer_about_an_image_is_not_recorded(tmp_path: Path) -> None:
     assert [one.prompt for one in read_texts(tmp_path, MODEL)] == [list(make_requests(2)[1].prompt)]
 
 
+def count(folder: Path) -> int:
+    """Texts of all models and tenants."""
+    with opened(folder) as database:
+        (number,) = database.execute("SELECT count(*) FROM texts").fetchone()
+    return int(number)
+
+
 def text(recorded: float, prompt: list[int], answer: list[int], tenant: str = "") -> RecordedText:
     spoken = {"prompt": prompt, "answer": answer, "sampling": SamplingParams()}
     return RecordedText(recorded=recorded, model=MODEL, tenant=tenant, **spoken)
 
 
 def test_the_oldest_texts_make_room_and_old_ones_are_deleted(tmp_path: Path) -> None:
-    now = 1_700_000_000.0
-    kept = TextFiles(tmp_path, 16_000, 1e9)
+    now = time.time()
+    kept = TextFile(tmp_path, LIMIT, 1e9)
     for number in range(400):
-        kept.write(text(now + number, [number], list(range(20))))
-    sizes = [one.stat().st_size for one in files.text_files(tmp_path)]
-    assert 8_000 < sum(sizes) <= 16_000
+        kept.write(text(now - 400 + number, [number], LONG))
+    assert LIMIT / 2 < (tmp_path / FILE).stat().st_size <= LIMIT + 2 * 4096
     first = read_texts(tmp_path, MODEL)
     assert first[-1].prompt == [399]
     assert first[0].prompt != [0]
-    os.utime(files.text_files(tmp_path)[0], (1.0, 1.0))
-    TextFiles(tmp_path, 16_000, 86_400.0)
-    assert read_texts(tmp_path, MODEL)[0].prompt != first[0].prompt
+    TextFile(tmp_path, LIMIT, now - first[0].recorded - 0.5)
+    assert [one.prompt for one in read_texts(tmp_path, MODEL)] == [one.prompt for one in first[1:]]
 
 
 def test_a_purge_leaves_nothing_of_a_tenant_and_names_what_learned_from_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    writer = TextFiles(tmp_path, 10**9, 1e9)
+    writer = TextFile(tmp_path, 10**9, 1e9)
     for number in range(9):
         writer.write(text(100.0 + number, [number], [1, 2, number], KEY if number % 3 else ""))
     own = [one for one in read_texts(tmp_path, MODEL) if one.tenant == KEY]
@@ -161,26 +167,24 @@ def test_a_purge_leaves_nothing_of_a_tenant_and_names_what_learned_from_it(
     assert "deleted.gguf" not in out
     assert [one.tenant for one in read_texts(tmp_path, MODEL)] == [""] * 3
     assert purge(tmp_path, None, 1e12)[0] == 3
-    assert files.text_files(tmp_path) == []
+    assert count(tmp_path) == 0
     with pytest.raises(ConfigError, match="has no text of this model"):
         read_texts(tmp_path, MODEL)
 
 
-def test_texts_after_a_purge_are_recorded_again_and_a_torn_line_is_left_out(
-    tmp_path: Path,
-) -> None:
-    writer = TextFiles(tmp_path, 10**9, 1e9)
-    writer.write(text(100.0, [1], [2, 3]))
+def test_what_was_purged_is_nowhere_in_the_file_and_new_texts_are_recorded(tmp_path: Path) -> None:
+    writer = TextFile(tmp_path, 10**9, 1e9)
+    secret = [7_654_321, 1_234_567]
+    writer.write(text(100.0, [1], secret))
+    assert array("i", secret).tobytes() in (tmp_path / FILE).read_bytes()
     purge(tmp_path, None, 1e12)
+    assert array("i", secret).tobytes() not in (tmp_path / FILE).read_bytes()
     writer.write(text(101.0, [4], [5, 6]))
-    (file,) = files.text_files(tmp_path)
-    with file.open("ab") as lines:
-        lines.write(b'{"recorded":12,"mod')
     assert [one.prompt for one in read_texts(tmp_path, MODEL)] == [[4]]
 
 
 def test_conversations_duplicates_and_loops_are_found(tmp_path: Path) -> None:
-    writer = TextFiles(tmp_path, 10**9, 1e9)
+    writer = TextFile(tmp_path, 10**9, 1e9)
     free = [int(n * n * 7919 % 4001) for n in range(100)]
     rows = [
         ([1, 2], free),
@@ -227,18 +231,11 @@ def test_a_server_that_does_not_record_never_imports_it() -> None:
 
 
 def test_a_tenant_that_records_much_has_its_own_texts_deleted_first(tmp_path: Path) -> None:
-    kept = TextFiles(tmp_path, 16_000, 1e9)
-    kept.write(text(1.7e9, [7], list(range(20)), "quiet"))
+    kept = TextFile(tmp_path, LIMIT, 1e9)
+    kept.write(text(1.7e9, [7], LONG, "quiet"))
     for number in range(400):
-        kept.write(text(1.7e9 + number, [number], list(range(20)), "loud"))
-    assert sum(one.stat().st_size for one in files.text_files(tmp_path)) <= 16_000
+        kept.write(text(1.7e9 + number, [number], LONG, "loud"))
+    assert (tmp_path / FILE).stat().st_size <= LIMIT + 2 * 4096
     tenants = [one.tenant for one in read_texts(tmp_path, MODEL)]
     assert tenants.count("quiet") == 1
     assert 30 < tenants.count("loud") < 400
-
-
-def test_no_single_call_writes_all_tokens_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = noted(monkeypatch, json, "dumps")  # which lets no thread run until it is over
-    long = text(1.0, list(range(50_000)), list(range(500)))
-    assert RecordedText.parse(long.line()) == long
-    assert max(len(str(given)) for given in calls) < 1000
