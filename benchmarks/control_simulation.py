@@ -125,8 +125,8 @@ def experts(tokens: int, seed: int) -> Iterator[Line]:
         best, speed = max(("0", off), by_hand(run), key=lambda one: one[1])
         controller = warmed_up(run, expert_curve(0.0))
         speeds = {"off": off, "fixed": speed}
-        speeds["cold"] = run.auto_after(50, controller).speed
-        speeds["warm"] = run.auto_after(0, controller).speed
+        speeds["cold"] = run.auto(controller, num_uncounted=50).speed
+        speeds["warm"] = run.auto(controller).speed
         yield Line(f"{curve} {workload}", best, speeds)
 
 

@@ -131,9 +131,6 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--draft-curve", default=DRAFT_CURVE, help="of the draft model")
     parser.add_argument(
-        "--noise", type=float, default=0.0, help="standard deviation of the log of a step's time"
-    )
-    parser.add_argument(
         "--oracle", action="store_true", help="also what hindsight would have earned"
     )
     args = parser.parse_args()
@@ -162,7 +159,6 @@ def main() -> None:
         attention=args.attention,
         num_users=args.users,
         draft=(lambda: load(DRAFT, drafts, args.users).engine, args.draft_curve),
-        noise=args.noise,
     )
     shares: dict[str, list[float]] = {}
     oracle = "  of hindsight" if args.oracle else ""

@@ -5,7 +5,6 @@ one without a model. Draft models are not scripted: they guess the text as well 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -19,21 +18,16 @@ _Engine: Any = object  # attributes come from the wrapped engine, which a type c
 
 
 class Clock:
-    """Simulated seconds; `noise` is the standard deviation of the log of each step's time, its mean
-    stays.
-    """
+    """Simulated seconds."""
 
-    def __init__(self, noise: float = 0.0) -> None:
+    def __init__(self) -> None:
         self.seconds = 0.0
-        self._noise, self._random = noise, Random(0)
 
     def __call__(self) -> float:
         return self.seconds
 
     def spend(self, milliseconds: float) -> None:
         """Let time pass."""
-        if self._noise:
-            milliseconds *= self._random.lognormvariate(-0.5 * self._noise**2, self._noise)
         self.seconds += milliseconds / 1000.0
 
 

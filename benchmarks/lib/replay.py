@@ -67,7 +67,6 @@ class Replay:
     num_users: int = 1
     # makes a draft model's engine; its curve
     draft: tuple[Callable[[], Engine], CostCurve] | None = None
-    noise: float = 0.0  # of the times, see `Clock`
 
     def run(self, arm: Arm, texts: Sequence[Text]) -> ArmTotals:
         """Answer all texts, as many at once as there are users; prompts are not timed.
@@ -76,7 +75,7 @@ class Replay:
             ConfigError: the arm's speculators cannot be used.
             HeadstartError: a request failed.
         """
-        engine, machine = self._machine(Clock(self.noise))
+        engine, machine = self._machine(Clock())
         scheduler = machine.scheduler(arm)
         return ArmTotals([self._answer(engine, scheduler, group) for group in self._groups(texts)])
 
@@ -84,7 +83,7 @@ class Replay:
         """Tokens per second with lengths chosen by one who knows the texts, on the drafts of these
         speculators.
 
-        No noise, and every text has the mean context. Raises as `run`.
+        Every text has the mean context. Raises as `run`.
         """
         clock = Clock()
         engine, machine = self._machine(clock)

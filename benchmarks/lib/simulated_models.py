@@ -69,9 +69,9 @@ class ModelSimulation(Simulation):
 
         return self.run(lengths)
 
-    def auto(self, controller: Controller | None = None) -> Score:
+    def auto(self, controller: Controller | None = None, num_uncounted: int = 0) -> Score:
         policy = AutoModel(self, controller or Controller())
-        return self.run(policy.lengths, policy.after)
+        return self.run(policy.lengths, policy.after, num_uncounted)
 
 
 def read_prompts(slots: Sequence[Slot]) -> int:

@@ -196,11 +196,14 @@ class Simulation:
         self,
         lengths: Lengths,
         after: Callable[[Sequence[Slot], int, float], None] | None = None,
+        num_uncounted: int = 0,
     ) -> Score:
-        """Generate until every slot has emitted `tokens` on average."""
+        """Generate until every slot has emitted `tokens` on average; the score is without the first
+        steps.
+        """
         noise, score, slots, num_steps = random.Random(self.seed), Score(), self.slots(), 0
         self.num_prompt_rows = self.num_reading = 0  # also after another run of the same texts
-        while score.tokens < self.tokens * self.num_slots:
+        while sum(slot.at for slot in slots) < self.tokens * self.num_slots:
             if num_steps == NUM_PLAIN:
                 self.num_prompt_rows, self.num_reading = self.mixed_rows, self.mixed_rows > 0
             num_steps += 1
@@ -211,30 +214,13 @@ class Simulation:
             if num_right is None:
                 num_right = [slot.run(n) for slot, n in zip(slots, chosen, strict=True)]
             emitted = [1 + n for n in num_right]
-            score.tokens += sum(emitted)
-            score.milliseconds += milliseconds + draft_ms
+            if num_steps > num_uncounted:
+                score.tokens += sum(emitted)
+                score.milliseconds += milliseconds + draft_ms
             for slot, n in zip(slots, emitted, strict=True):
                 slot.at += n
             if after is not None:
                 after(slots, num_rows, seen)
-        return score
-
-    def auto_after(self, num_steps: int, controller: Controller) -> Score:
-        """Text speculators under control, without the first steps."""
-        policy, score, before = AutoText(self, controller), Score(), 0
-        count = 0
-
-        def after(slots: Sequence[Slot], num_rows: int, milliseconds: float) -> None:
-            nonlocal count, before
-            policy.after(slots, num_rows, milliseconds)
-            emitted = sum(slot.at for slot in slots)
-            count += 1
-            if count > num_steps:
-                score.tokens += emitted - before
-                score.milliseconds += self.cost(num_rows)
-            before = emitted
-
-        self.run(policy.lengths, after)
         return score
 
     def off(self) -> Score:
@@ -279,10 +265,10 @@ class Simulation:
             speedup = score.speed / plain
         return score
 
-    def auto(self, controller: Controller | None = None) -> Score:
+    def auto(self, controller: Controller | None = None, num_uncounted: int = 0) -> Score:
         """Text speculators under control, with labels from drafts that were not verified."""
         policy = AutoText(self, controller or Controller())
-        return self.run(policy.lengths, policy.after)
+        return self.run(policy.lengths, policy.after, num_uncounted)
 
 
 def places(start: int, num_right: int, length: int) -> list[int]:

@@ -36,20 +36,6 @@ def test_a_clock_moves_only_by_what_is_spent() -> None:
     assert clock() == 0.75
 
 
-@pytest.mark.parametrize("noise", [0.1, 0.5])
-def test_noise_of_a_clock_keeps_the_mean_and_has_the_deviation_asked_for(noise: float) -> None:
-    clock, num = Clock(noise), 20_000
-    spent = []
-    for _ in range(num):
-        before = clock()
-        clock.spend(1000.0)
-        spent.append(clock() - before)
-    mean = sum(spent) / num
-    variance = sum((value - mean) ** 2 for value in spent) / num
-    assert mean == pytest.approx(1.0, rel=5 * noise / num**0.5)
-    assert variance == pytest.approx(2.718281828 ** (noise**2) - 1.0, rel=0.1)
-
-
 def test_a_scripted_engine_says_the_script_whatever_was_decoded() -> None:
     engine = SilentEngine(32, 4, FakeFilters)
     engine.scripts = {0: [1, 2, 3, 4], 1: [9, 8, 7]}

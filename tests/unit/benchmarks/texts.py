@@ -36,9 +36,7 @@ def make_texts(
     return texts
 
 
-def make_replay(
-    num_users: int = 1, curve: CostCurve = CPU, *, noise: float = 0.0, has_draft: bool = True
-) -> Replay:
+def make_replay(num_users: int = 1, curve: CostCurve = CPU, *, has_draft: bool = True) -> Replay:
     def draft_engine() -> FakeEngine:
         return FakeEngine(ByteVocab.size, order=1, num_cells=4096)
 
@@ -48,5 +46,4 @@ def make_replay(
         curve=curve,
         num_users=num_users,
         draft=(draft_engine, DRAFT) if has_draft else None,
-        noise=noise,
     )

@@ -208,4 +208,4 @@ def test_a_mixture_of_experts_is_as_fast_as_the_best_setting_after_a_warm_up_tha
     run, controller = Simulation(workload, f"experts-{alike}", 1, tokens=1500), Controller()
     run.warm_up(controller, expert_curve(0.0))
     best = max(run.fixed(k).speed for k in (0, 1, 2, 4))
-    assert run.auto_after(50, controller).speed >= 0.975 * best
+    assert run.auto(controller, num_uncounted=50).speed >= 0.975 * best

@@ -64,10 +64,13 @@ def assert_lossless(make: Callable[[], Speculator], *, num_tokens: int = 32) -> 
     """
     drafted = accepted = 0
     for temperature in TEMPERATURES:
-        expected = _texts(temperature, num_tokens)
-        for way, chain, drafting in _ways(make):
+        off = Drafting([], SpeculationConfig(spec="off"), Controller())
+        expected, _ = _generate(off, temperature, num_tokens)
+        for way, speculators, config, control in _ways(make):
+            chain = [GuardedSpeculator(one, LetterVocab.size) for one in speculators]
+            drafting = Drafting(chain, config, control)
             texts, counts = _generate(drafting, temperature, num_tokens)
-            speculator = next(s for s in chain if s.speculator.name != _Other.name)
+            speculator = next(one for one in chain if one.name != _Other.name)
             speculator.speculator.describe()
             speculator.speculator.close()
             if speculator.failure:
@@ -90,29 +93,16 @@ class _Other(SuffixSpeculator):
 
 def _ways(
     make: Callable[[], Speculator],
-) -> Iterator[tuple[str, list[GuardedSpeculator], Drafting]]:
-    """Ways to draft with a speculator: description, speculators, and controller."""
+) -> Iterator[tuple[str, list[Speculator], SpeculationConfig, Controller]]:
+    """Ways to draft with a speculator: description, speculators, settings, and controller."""
     for length in (1, 4, 16):
         config = SpeculationConfig(spec="fixed", draft_max=length)
-        yield _way(f"alone, {length} tokens", [make()], config, Controller())
+        yield f"alone, {length} tokens", [make()], config, Controller()
     auto = SpeculationConfig(spec="auto")
-    yield _way("alone, auto", [make()], auto, Controller())
-    yield _way("alone, lengths at random", [make()], auto, RandomController())
-    yield _way("before suffix, auto", [make(), _Other()], auto, Controller())
-    yield _way("after suffix, lengths at random", [_Other(), make()], auto, RandomController())
-
-
-def _way(
-    way: str, speculators: Sequence[Speculator], config: SpeculationConfig, control: Controller
-) -> tuple[str, list[GuardedSpeculator], Drafting]:
-    chain = [GuardedSpeculator(s, LetterVocab.size) for s in speculators]
-    return way, chain, Drafting(chain, config, control)
-
-
-def _texts(temperature: float, num_tokens: int) -> dict[str, list[int]]:
-    """Texts by request, without a speculator."""
-    drafting = Drafting([], SpeculationConfig(spec="off"), Controller())
-    return _generate(drafting, temperature, num_tokens)[0]
+    yield "alone, auto", [make()], auto, Controller()
+    yield "alone, lengths at random", [make()], auto, RandomController()
+    yield "before suffix, auto", [make(), _Other()], auto, Controller()
+    yield "after suffix, lengths at random", [_Other(), make()], auto, RandomController()
 
 
 def _generate(
