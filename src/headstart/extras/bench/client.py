@@ -262,7 +262,7 @@ def running(
                 )
             if time.monotonic() > deadline:
                 raise HeadstartError(f"the server was not ready after 600 s; see {log}")
-            time.sleep(0.2)
+            time.sleep(0.05)
         yield client
     finally:
         process.terminate()
