@@ -10,21 +10,30 @@ from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headstart.app.cli.command import Command
 from headstart.app.cli.devices import ENGINE_PARTS
 from headstart.app.cli.resolve import Resolved
+from headstart.app.model_files import find_models
 from headstart.config import Config, option
 from headstart.config.fields import listed
+from headstart.extras.distill.candidates import Candidates, draft_files
+from headstart.extras.distill.measure import Findings, measure
+from headstart.extras.distill.prices import of_machine
+from headstart.extras.distill.proof import Proof, prove
+from headstart.extras.distill.texts import (
+    counts,
+    note_drafter,
+    purge,
+    read_texts,
+    split,
+    without_duplicates,
+)
+from headstart.extras.distill.trial import TimedTrial, run_trial
+from headstart.structures.model_id import ModelId
 from headstart.structures.tenants import namespaces_of
 from headstart.types.errors import ConfigError
-
-if TYPE_CHECKING:
-    from headstart.extras.distill.candidates import Candidates
-    from headstart.extras.distill.measure import Findings
-    from headstart.extras.distill.proof import Proof
-    from headstart.extras.distill.trial import TimedTrial
 
 USAGE = "[measure|train|cut|purge] --texts DIR [flags], or graft --base FILE"
 STEPS = ("train", "measure", "cut", "purge", "graft")  # without a word the first
@@ -92,8 +101,6 @@ def run(resolved: Resolved, words: list[str]) -> int:
 
 
 def _purge(folder: Path, tenants: frozenset[str] | None, days: float) -> int:
-    from headstart.extras.distill.texts import purge
-
     if not folder.is_dir():
         raise ConfigError(f"--texts {folder} is no folder")
     num_deleted, made = purge(folder, tenants, time.time() - 86_400.0 * days)
@@ -104,7 +111,6 @@ def _purge(folder: Path, tenants: frozenset[str] | None, days: float) -> int:
 
 
 def _graft(config: Config, base: Path, output: Path) -> int:
-    from headstart.app.model_files import find_models
     from headstart.extras.distill.edit import graft
 
     target = find_models(config).target
@@ -135,11 +141,6 @@ class _Work:
         tenants: frozenset[str] | None,
         options: DistillOptions,
     ) -> None:
-        from headstart.app.model_files import find_models
-        from headstart.extras.distill.candidates import Candidates, draft_files
-        from headstart.extras.distill.texts import read_texts, split
-        from headstart.structures.model_id import ModelId
-
         self.models = models = find_models(config)
         self.config, self.folder, self.options = config, folder, options
         self.output = Path(options.output)
@@ -147,7 +148,7 @@ class _Work:
         self.drafts = draft_files(config, listed(options.drafts), models.draft)
         texts = read_texts(folder, ModelId.of(models.target).digest, tenants)
         self.earlier, self.later = split(texts)
-        self.candidates: Candidates = Candidates.of(config, models.target)
+        self.candidates = Candidates.of(config, models.target)
         self.facts: dict[str, Any] = {}
 
     def tell(self, lines: Iterable[str], **facts: Any) -> None:
@@ -157,16 +158,12 @@ class _Work:
             print("\n".join(lines), flush=True)
 
     def measure(self) -> Findings:
-        from headstart.extras.distill.measure import measure
-        from headstart.extras.distill.prices import of_machine
-
         prices = of_machine(self.config, self.models)
         return measure(self.candidates, self.later, self.earlier, self.drafts, prices)
 
     def cut(self, found: Findings) -> None:
         """Leave out of the draft model what the earlier texts do not have, and measure that."""
         from headstart.extras.distill.edit import cut
-        from headstart.extras.distill.texts import note_drafter
 
         base, output = self._base("cut"), self.output
         used = {token for text in self.earlier for token in (*text.prompt, *text.answer)}
@@ -184,8 +181,6 @@ class _Work:
         from gguf import GGUFReader
 
         from headstart.extras.distill.gguf_file import write_model
-        from headstart.extras.distill.proof import prove
-        from headstart.extras.distill.texts import counts, note_drafter, without_duplicates
         from headstart.extras.distill.train import LOSSES, tune
 
         base, output, candidate = self._base("tuned"), self.output, self.candidate
@@ -244,8 +239,6 @@ class _Work:
 
     def _trial(self, candidate: Path, verdict: Proof) -> TimedTrial:
         """Time the candidate against the best alternative."""
-        from headstart.extras.distill.trial import run_trial
-
         files = {path.stem: path for path in self.drafts}
         best = verdict.best.split(", ")[-1]
         ways = (candidate, "auto"), (files.get(best), "off" if best == "off" else "auto")

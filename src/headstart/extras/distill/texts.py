@@ -155,6 +155,8 @@ def purge(folder: Path, tenants: Collection[str] | None, before: float) -> tuple
 
     Returns their number, and the draft models that were made from some of them.
     """
+    if not (folder / FILE).exists():
+        return 0, []
     with opened(folder) as database:
         found = database.execute(
             "SELECT rowid, tenant, recorded FROM texts WHERE recorded < ?", (before,)
