@@ -27,8 +27,7 @@ TABLES = (
     "answer BLOB, sampling TEXT)",
     "CREATE INDEX IF NOT EXISTS by_time ON texts (recorded)",
     # draft models made from these texts
-    "CREATE TABLE IF NOT EXISTS drafters (path TEXT PRIMARY KEY, tenants TEXT, first REAL, "
-    "last REAL)",
+    "CREATE TABLE IF NOT EXISTS drafters (path TEXT, tenant TEXT, first REAL, last REAL)",
 )
 
 
@@ -157,34 +156,32 @@ def purge(folder: Path, tenants: Collection[str] | None, before: float) -> tuple
     """
     if not (folder / FILE).exists():
         return 0, []
+    chosen, values = "recorded < ?", [before, *(tenants or ())]
+    if tenants is not None:
+        chosen += f" AND texts.tenant IN ({','.join('?' * len(tenants))})"
     with opened(folder) as database:
-        found = database.execute(
-            "SELECT rowid, tenant, recorded FROM texts WHERE recorded < ?", (before,)
+        learned = (
+            "SELECT DISTINCT path FROM drafters JOIN texts ON drafters.tenant = texts.tenant AND "
+            f"recorded BETWEEN first AND last WHERE {chosen}"
         )
-        gone = [one for one in found if tenants is None or one[1] in tenants]
-        database.executemany("DELETE FROM texts WHERE rowid = ?", [one[:1] for one in gone])
-        made = [
-            path
-            for path, known, first, last in database.execute("SELECT * FROM drafters")
-            if Path(path).exists()
-            and any(tenant in json.loads(known) and first <= at <= last for _, tenant, at in gone)
-        ]
-    for file in folder.glob("training.*") if gone else ():  # of an interrupted training
+        made = [path for (path,) in database.execute(learned, values) if Path(path).exists()]
+        num_deleted = database.execute(f"DELETE FROM texts WHERE {chosen}", values).rowcount
+    for file in folder.glob("training.*") if num_deleted else ():  # of an interrupted training
         file.unlink()
-    return len(gone), made
+    return num_deleted, made
 
 
 def note_drafter(folder: Path, path: Path, base: Path, texts: Sequence[RecordedText]) -> None:
     """Remember that a draft model was made from texts, and from those that its base was made from,
     so that a purge can name it.
     """
-    tenants, times = {text.tenant for text in texts}, [text.recorded for text in texts]
+    own, times = str(path.resolve()), [text.recorded for text in texts]
+    rows = [(own, one, min(times), max(times)) for one in {text.tenant for text in texts}]
+    inherited = "INSERT INTO drafters SELECT ?, tenant, first, last FROM drafters WHERE path = ?"
     with opened(folder) as database:
-        own = "SELECT tenants, first, last FROM drafters WHERE path = ?"
-        for known, *ends in database.execute(own, (str(base.resolve()),)):
-            tenants, times = tenants.union(json.loads(known)), times + ends
-        row = str(path.resolve()), json.dumps(sorted(tenants)), min(times), max(times)
-        database.execute("REPLACE INTO drafters VALUES (?, ?, ?, ?)", row)
+        database.execute("DELETE FROM drafters WHERE path = ?", (own,))
+        database.execute(inherited, (own, str(base.resolve())))
+        database.executemany("INSERT INTO drafters VALUES (?, ?, ?, ?)", rows)
 
 
 def read_texts(
