@@ -24,9 +24,8 @@ from statistics import geometric_mean
 
 from benchmarks.lib.curves import CostCurve
 from benchmarks.lib.simulated_arrivals import ArrivalSimulation, no_drafts
-from benchmarks.lib.simulated_even import even_speeds
 from benchmarks.lib.simulated_models import ModelSimulation
-from benchmarks.lib.simulated_slots import Simulation
+from benchmarks.lib.simulated_slots import Simulation, even_speeds
 from benchmarks.lib.simulated_texts import (
     CURVES,
     EXPERT_CURVES,

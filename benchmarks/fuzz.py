@@ -33,8 +33,7 @@ from typing import Any
 from urllib.parse import quote
 
 from benchmarks.lib import processes
-from benchmarks.lib.image_bodies import MARKER, image_body
-from benchmarks.lib.random_constraints import CONSTRAINTS
+from benchmarks.lib.random_bodies import CONSTRAINTS, MARKER, image_body
 from tests.images import projector
 
 from headstart.app import demo

@@ -30,6 +30,7 @@ from threading import Event
 from typing import Any
 
 from headstart.extras.bench.client import HEADSTART, Answer, Client, running
+from headstart.extras.bench.library import Question
 from headstart.extras.bench.report import quantile, table_head, table_row
 
 TOKENS = 25  # of an answer, for latency
@@ -54,21 +55,17 @@ def latency(streams: Sequence[int]) -> None:
         for number in streams:
             answers = {name: list[Answer]() for name in ways}
             for turn, (name, way) in itertools.product(range(ROUNDS), ways.items()):
-                found = _ask_all(way, number, turn)
+                prompts = [f"{turn} {i} " * 50 for i in range(number)]
+                asked = [Question((prompt,), TOKENS, is_raw=True) for prompt in prompts]
+                found = way.ask_all(asked, max_tokens=TOKENS)
                 if turn:  # the first makes connections
-                    answers[name] += found
-            for name, found in answers.items():
-                first = [1000 * one.first_seconds for one in found]
+                    answers[name] += found.answers
+            for name, all_found in answers.items():
+                first = [1000 * one.first_seconds for one in all_found]
                 between = [
-                    1000 * (b - a) for one in found for a, b in itertools.pairwise(one.arrivals)
+                    1000 * (b - a) for one in all_found for a, b in itertools.pairwise(one.arrivals)
                 ]
                 print(table_row(number, name, _quantiles(first), _quantiles(between)))
-
-
-def _ask_all(client: Client, number: int, turn: int) -> list[Answer]:
-    bodies = [{"prompt": f"{turn} {i} " * 50, "max_tokens": TOKENS} for i in range(number)]
-    with ThreadPoolExecutor(number) as pool:
-        return list(pool.map(lambda body: client.stream("/v1/completions", body), bodies))
 
 
 def _quantiles(values: Sequence[float]) -> str:

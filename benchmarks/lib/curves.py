@@ -1,4 +1,4 @@
-"""What a step costs by its rows: a curve that was given, or times taken from an engine."""
+"""What a step costs by its rows."""
 
 from __future__ import annotations
 
