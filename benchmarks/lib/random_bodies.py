@@ -1,4 +1,4 @@
-"""Random constraints, mostly of the right form, and bodies with images and sounds, mostly damaged."""
+"""Random constraints, mostly of the right form; bodies with images and sounds, mostly damaged."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_replayed_acceptance_is_live_acceptance_within_its_error(folder: Path) -
     live = json.loads((folder / "live.json").read_text())
     replayed, _ = Candidates.of(CONFIG, path(TARGET)).draft_model(path(DRAFT), texts)
     num_drafted, num_accepted, live_drafted, live_accepted = 0, 0, 0, 0
-    for text, outcomes in zip(texts, replayed.outcomes, strict=True):
+    for text, outcomes in zip(texts, replayed, strict=True):
         found = walk(text, [outcomes], DraftRule(LENGTH), PRICES)
         num_drafted += found.num_drafted
         num_accepted += found.num_accepted

@@ -8,7 +8,6 @@ tokens is right as far as its picks after the true text are, so these cover all 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -36,25 +35,13 @@ class Outcomes:
     is_model: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Replayed:
-    """The outcomes of one speculator."""
-
-    outcomes: list[Outcomes]  # by text
-    asking_ms: float  # of one call for one text; of a model all of its work
-
-    def survival(self, length: int) -> float:
-        """Share of all places at which the first `length` tokens were right."""
-        return float(np.mean(np.concatenate([o.accepted for o in self.outcomes]) >= length))
-
-
 def replay(
     speculator: Speculator,
     texts: Sequence[RecordedText],
     make_sampler: Callable[[RecordedText], Sampler],
     width: int = 1,
     earlier: Sequence[RecordedText] = (),
-) -> Replayed:
+) -> list[Outcomes]:
     """Replay a speculator over texts, `width` at a time, after the `earlier` ones.
 
     Args:
@@ -65,7 +52,6 @@ def replay(
         speculator.accept(0, text.answer[1:], 0)
         speculator.end(0)
     outcomes: list[Outcomes] = []
-    seconds, num_calls = 0.0, 0
     for start in range(0, len(texts), width):
         group = list[_Follower]()
         for seq_id, text in enumerate(texts[start : start + width]):
@@ -74,16 +60,13 @@ def replay(
             speculator.begin(seq_id, tokens, text.tenant)
             group.append(_Follower(seq_id, text, sampler, tokens, []))
         while active := [one for one in group if one.is_open]:
-            started = time.perf_counter()
-            drafts = _ask(speculator, active)
-            seconds, num_calls = seconds + time.perf_counter() - started, num_calls + len(active)
-            for one, draft in zip(active, drafts, strict=True):
+            for one, draft in zip(active, _ask(speculator, active), strict=True):
                 token, num_right = one.take(draft)
                 speculator.accept(one.seq_id, [token], min(num_right, 1))
         for one in group:
             speculator.end(one.seq_id)
             outcomes.append(one.outcomes(is_model=speculator.is_model))
-    return Replayed(outcomes, 1000.0 * seconds / max(1, num_calls))
+    return outcomes
 
 
 def _ask(speculator: Speculator, active: Sequence[_Follower]) -> list[Draft]:

@@ -16,7 +16,7 @@ from headstart.engine.context import LlamaEngine
 from headstart.engine.drafters import DRAFT_MODEL, read_drafter
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.model import Model
-from headstart.extras.distill.acceptance import Replayed, replay
+from headstart.extras.distill.acceptance import Outcomes, replay
 from headstart.extras.distill.texts import RecordedText
 from headstart.sampling.sampler import Sampler
 from headstart.types import Engine
@@ -50,13 +50,17 @@ class Candidates:
         )
         return Sampler(text.sampling, cast("Engine", filters), vocab.eog_ids)
 
-    def suffix(self, texts: Sequence[RecordedText], earlier: Sequence[RecordedText]) -> Replayed:
+    def suffix(
+        self, texts: Sequence[RecordedText], earlier: Sequence[RecordedText]
+    ) -> list[Outcomes]:
         """Copies from a text itself and from the ones before it."""
         options = {SUFFIX: dict(self.config.speculation.options.get(SUFFIX, {})) | {"file": None}}
         speculator = make_speculator(SUFFIX, options, self._parts())
         return replay(speculator, texts, self.sampler, earlier=earlier)
 
-    def draft_model(self, path: Path, texts: Sequence[RecordedText]) -> tuple[Replayed, float]:
+    def draft_model(
+        self, path: Path, texts: Sequence[RecordedText]
+    ) -> tuple[list[Outcomes], float]:
         """A draft model, and milliseconds of one of its tokens for one text.
 
         Raises:

@@ -13,9 +13,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headstart.extras.bench.comparison import OFF
 from headstart.extras.bench.report import table_head, table_row
-from headstart.extras.distill.acceptance import DraftRule, Outcomes, Replayed, Walk, walk
+from headstart.extras.distill.acceptance import DraftRule, Outcomes, Walk, walk
 from headstart.extras.distill.candidates import SUFFIX, Candidates
 from headstart.extras.distill.prices import StepPrices
 from headstart.extras.distill.texts import RecordedText, counts
@@ -66,26 +68,26 @@ class Findings:
 
     texts: Sequence[RecordedText]
     prices: StepPrices  # of the target
-    suffix: Replayed
+    suffix: Sequence[Outcomes]
     arms: Mapping[str, Arm]
-    models: Mapping[str, tuple[Replayed, float]]  # draft models, and milliseconds of their tokens
+    models: Mapping[str, tuple[Sequence[Outcomes], float]]  # and milliseconds of their tokens
     not_used: Mapping[str, str]  # draft models that cannot be replayed, and why
 
     @classmethod
-    def of(cls, texts: Sequence[RecordedText], suffix: Replayed, prices: StepPrices) -> Findings:
+    def of(
+        cls, texts: Sequence[RecordedText], suffix: Sequence[Outcomes], prices: StepPrices
+    ) -> Findings:
         """Results without drafts and with copies."""
-        copying = replace(prices, asking_ms=suffix.asking_ms)
         off = Arm(OFF, None, [walk(text, (), DraftRule(0), prices) for text in texts])
-        arms = {OFF: off, SUFFIX: best_arm(SUFFIX, texts, [suffix], copying)}
+        arms = {OFF: off, SUFFIX: best_arm(SUFFIX, texts, [suffix], prices)}
         return cls(texts, prices, suffix, arms, {}, {})
 
-    def with_model(self, name: str, model: Replayed, round_ms: float) -> Findings:
+    def with_model(self, name: str, model: Sequence[Outcomes], round_ms: float) -> Findings:
         """Add a draft model, alone and after copies; `round_ms` is the time of its token."""
-        alone = replace(self.prices, round_ms=round_ms)
-        behind, both = replace(alone, asking_ms=self.suffix.asking_ms), f"{SUFFIX}, {name}"
+        prices, both = replace(self.prices, round_ms=round_ms), f"{SUFFIX}, {name}"
         arms = {
-            name: best_arm(name, self.texts, [model], alone),
-            both: best_arm(both, self.texts, [self.suffix, model], behind),
+            name: best_arm(name, self.texts, [model], prices),
+            both: best_arm(both, self.texts, [self.suffix, model], prices),
         }
         models = {**self.models, name: (model, round_ms)}
         return replace(self, arms={**self.arms, **arms}, models=models)
@@ -165,16 +167,20 @@ def measure(
 
 
 def best_arm(
-    name: str, texts: Sequence[RecordedText], drafters: Sequence[Replayed], prices: StepPrices
+    name: str,
+    texts: Sequence[RecordedText],
+    drafters: Sequence[Sequence[Outcomes]],
+    prices: StepPrices,
 ) -> Arm:
     """The rule with which these drafters are fastest."""
+    by_text = [list(row) for row in zip(*drafters, strict=True)]
     has_text, has_model = (
-        any(one.outcomes[0].is_model == kind for one in drafters) for kind in (False, True)
+        any(one.is_model == kind for one in by_text[0]) for kind in (False, True)
     )
-    by_text: list[list[Outcomes]] = [
-        list(row) for row in zip(*(one.outcomes for one in drafters), strict=True)
-    ]
-    survival = tuple(drafters[0].survival(n) for n in SHOWN) if len(drafters) == 1 else ()
+    survival: tuple[float, ...] = ()
+    if len(drafters) == 1:
+        accepted = np.concatenate([one.accepted for one in drafters[0]])
+        survival = tuple(float(np.mean(accepted >= length)) for length in SHOWN)
     best: Arm | None = None
     for length, expected, score in product(
         (1, 2, 3, 4, 6, 8, 12, 16),

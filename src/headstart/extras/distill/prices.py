@@ -19,12 +19,11 @@ LONGEST = 16  # draft tokens
 
 @dataclass(frozen=True, slots=True)
 class StepPrices:
-    """Milliseconds of the target's steps and of a drafter."""
+    """Milliseconds of the target's steps and of a model's draft; copies take next to nothing."""
 
     rows_ms: tuple[float, ...]  # by rows from 0 on, of the cheapest step that has them
     attention_ms: float  # further ones of a row for 1000 tokens before it
     round_ms: float = 0.0  # of a model's draft token
-    asking_ms: float = 0.0  # of a text speculator's draft
 
     @classmethod
     def of_control(cls, cost_ms: Mapping[str, Any]) -> StepPrices:
@@ -45,7 +44,7 @@ class StepPrices:
     def step(self, num_draft: int, by_model: int, context: int) -> float:
         """Milliseconds of a step: draft tokens, of them by a model, tokens before it."""
         attention = self.attention_ms * (1 + num_draft) * context / 1000.0
-        return self.rows_ms[1 + num_draft] + attention + self.asking_ms + by_model * self.round_ms
+        return self.rows_ms[1 + num_draft] + attention + by_model * self.round_ms
 
     def most(self, context: int) -> float:
         """Tokens per second over those without drafts if every draft token were right."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headstart.extras.distill.acceptance import Replayed, replay
+from headstart.extras.distill.acceptance import Outcomes, replay
 from headstart.extras.distill.candidates import SUFFIX
 from headstart.extras.distill.measure import Findings
 from headstart.extras.distill.prices import StepPrices
@@ -85,7 +85,7 @@ class Table(Speculator):
         return Draft([token], [count / found.total()], self.name)
 
 
-def follow(speculator: Speculator, texts, earlier=()) -> Replayed:
+def follow(speculator: Speculator, texts, earlier=()) -> list[Outcomes]:
     engine = FakeEngine(SIZE)
     return replay(speculator, texts, lambda text: Sampler(text.sampling, engine, ()), 4, earlier)
 
