@@ -31,7 +31,6 @@ SHOWN = (1, 2, 4, 8)  # positions
 class Arm:
     """A way of drafting, and its result for each text."""
 
-    name: str
     rule: DraftRule | None
     walks: list[Walk]
     survival: tuple[float, ...] = ()  # at SHOWN, of a drafter by itself
@@ -78,16 +77,16 @@ class Findings:
         cls, texts: Sequence[RecordedText], suffix: Sequence[Outcomes], prices: StepPrices
     ) -> Findings:
         """Results without drafts and with copies."""
-        off = Arm(OFF, None, [walk(text, (), DraftRule(0), prices) for text in texts])
-        arms = {OFF: off, SUFFIX: best_arm(SUFFIX, texts, [suffix], prices)}
+        off = Arm(None, [walk(text, (), DraftRule(0), prices) for text in texts])
+        arms = {OFF: off, SUFFIX: best_arm(texts, [suffix], prices)}
         return cls(texts, prices, suffix, arms, {}, {})
 
     def with_model(self, name: str, model: Sequence[Outcomes], round_ms: float) -> Findings:
         """Add a draft model, alone and after copies; `round_ms` is the time of its token."""
         prices, both = replace(self.prices, round_ms=round_ms), f"{SUFFIX}, {name}"
         arms = {
-            name: best_arm(name, self.texts, [model], prices),
-            both: best_arm(both, self.texts, [self.suffix, model], prices),
+            name: best_arm(self.texts, [model], prices),
+            both: best_arm(self.texts, [self.suffix, model], prices),
         }
         models = {**self.models, name: (model, round_ms)}
         return replace(self, arms={**self.arms, **arms}, models=models)
@@ -167,10 +166,7 @@ def measure(
 
 
 def best_arm(
-    name: str,
-    texts: Sequence[RecordedText],
-    drafters: Sequence[Sequence[Outcomes]],
-    prices: StepPrices,
+    texts: Sequence[RecordedText], drafters: Sequence[Sequence[Outcomes]], prices: StepPrices
 ) -> Arm:
     """The rule with which these drafters are fastest."""
     by_text = [list(row) for row in zip(*drafters, strict=True)]
@@ -189,7 +185,7 @@ def best_arm(
     ):
         rule = DraftRule(length, expected, score)
         walks = [walk(t, own, rule, prices) for t, own in zip(texts, by_text, strict=True)]
-        arm = Arm(name, rule, walks, survival)
+        arm = Arm(rule, walks, survival)
         if best is None or arm.rate > best.rate:
             best = arm
     assert best is not None

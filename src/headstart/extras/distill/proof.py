@@ -74,10 +74,12 @@ class Proof:
 
 def prove(found: Findings, base: str, tuned: str) -> Proof:
     """Compare a tuned model with its base and with all other drafters."""
-    others = {name: arm for name, arm in found.arms.items() if tuned not in name.split(", ")}
-    best = max(others.values(), key=lambda arm: arm.rate)
-    own = max(
-        (arm for name, arm in found.arms.items() if name not in others), key=lambda arm: arm.rate
+    best, own = (
+        max(
+            (name for name in found.arms if (tuned in name.split(", ")) == has_it),
+            key=lambda name: found.arms[name].rate,
+        )
+        for has_it in (False, True)
     )
     fixed = [
         [
@@ -87,10 +89,11 @@ def prove(found: Findings, base: str, tuned: str) -> Proof:
         for name in (tuned, base)
     ]
     lengths = [_by_conversation(found, walks, "num_steps") for walks in fixed]
-    rates = [_by_conversation(found, arm.walks, "milliseconds") for arm in (own, best)]
-    gain = compared(lengths[0], lengths[1], np.subtract)
-    ratio = compared(rates[0], rates[1], np.divide)
-    return Proof(len(lengths[0]), gain, ratio, best.name, own.name)
+    rates = [
+        _by_conversation(found, found.arms[name].walks, "milliseconds") for name in (own, best)
+    ]
+    gain, ratio = compared(*lengths, np.subtract), compared(*rates, np.divide)
+    return Proof(len(lengths[0]), gain, ratio, best, own)
 
 
 def _by_conversation(found: Findings, walks: Sequence[Walk], cost: str) -> NDArray[np.float64]:
