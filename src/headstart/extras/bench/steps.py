@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
@@ -35,8 +34,8 @@ def run(config: Config) -> int:
     draft_ms = 0.0
     if models.draft is not None:
         draft = load_target(config, Models(models.draft, None, is_demo=False)).engine
-        times = time_steps(draft, [1], context=CONTEXTS[0], num_repeats=REPEATS)
-        draft_ms = statistics.median(times.steady[1])
+        steady, _ = time_steps(draft, [1], context=CONTEXTS[0], num_repeats=REPEATS)
+        draft_ms = statistics.median(steady[1])
         print(f"\nA token of {models.draft.name} takes {draft_ms:.2f} ms.")
     engine = load_target(config, models).engine
     for context in CONTEXTS:
@@ -58,10 +57,12 @@ def machine() -> str:
 def report(engine: Engine, context: int, draft_ms: float) -> str:
     """A line per number of rows, then the curve in the form that `benchmarks.replay` takes."""
     rows = [count for count in ROWS if count <= min(engine.max_outputs, engine.max_batch_tokens)]
-    times = time_steps(engine, rows, context=context, num_repeats=REPEATS)
-    single = time_steps(engine, rows, context=context, num_repeats=REPEATS, num_outputs=1)
-    median, changed = _medians(times.steady), _medians(times.changed)
-    one_output = _medians(single.steady)
+    steady, changed = time_steps(engine, rows, context=context, num_repeats=REPEATS)
+    single, _ = time_steps(engine, rows, context=context, num_repeats=REPEATS, num_outputs=1)
+    median, new_shape, one_output = (
+        {count: statistics.median(values) for count, values in times.items()}
+        for times in (steady, changed, single)
+    )
     columns = ("rows", "ms, least", "ms, median", "x first", "rows/s", "ms more, new shape")
     pays = ["acceptance that pays"] + ["with the draft model"] * (draft_ms > 0.0)
     lines = [table_head(*columns, "ms more, all logits read", *pays)]
@@ -71,11 +72,11 @@ def report(engine: Engine, context: int, draft_ms: float) -> str:
         lines.append(
             table_row(
                 count,
-                min(times.steady[count]),
+                min(steady[count]),
                 ms,
                 ms / median[1],
                 f"{1000.0 * count / ms:.1f}",
-                changed[count] - ms,
+                new_shape[count] - ms,
                 ms - one_output[count],
                 *[_shown(break_even(count - 1, (ms + more) / median[1])) for more in drafting],
             )
@@ -106,15 +107,8 @@ def break_even(num_draft: int, steps: float) -> float | None:
     return high
 
 
-def _medians(times: Mapping[int, Sequence[float]]) -> dict[int, float]:
-    return {rows: statistics.median(values) for rows, values in times.items()}
-
-
-class StepTimes(NamedTuple):
-    """Milliseconds by rows, one for each repetition."""
-
-    steady: dict[int, list[float]]  # of a shape that the decode before it had, too
-    changed: dict[int, list[float]]  # of another shape: libllama builds a new graph
+StepTimes = dict[int, list[float]]
+"""Milliseconds by rows, one for each repetition."""
 
 
 def time_steps(
@@ -125,12 +119,15 @@ def time_steps(
     num_repeats: int,
     num_outputs: int | None = None,
     clock: Callable[[], float] = time.perf_counter,
-) -> StepTimes:
+) -> tuple[StepTimes, StepTimes]:
     """Time `num_repeats` decodes of each number of rows after `context` tokens.
 
     The numbers of rows take turns, so that a slow machine affects all equally; each is decoded
     twice per turn. All rows have logits, or the last `num_outputs`. Tokens are random, so a mixture
     of experts reads at least as many experts as for text. The cache is empty afterwards.
+
+    Returns times of a shape that the decode before had too, and of another one, for which libllama
+    builds a new graph.
 
     Raises:
         ConfigError: they do not fit into the context.
@@ -153,15 +150,15 @@ def time_steps(
         for start in range(0, context, batch.capacity):
             decode(start, min(context, start + batch.capacity), 1)
 
-    times = StepTimes({num: [] for num in rows}, {num: [] for num in rows})
+    steady, changed = (StepTimes({num: [] for num in rows}) for _ in range(2))
     read()
     for _ in range(num_repeats):
         for num_rows in rows:
-            for kind in (times.changed, times.steady):
+            for kind in (changed, steady):
                 started = clock()
                 decode(context, context + num_rows, min(num_rows, num_outputs or num_rows))
                 kind[num_rows].append(1000.0 * (clock() - started))
                 if not engine.truncate(0, context):
                     read()
     engine.clear(0)
-    return times
+    return steady, changed
