@@ -60,20 +60,22 @@ def workplace() -> Iterator[tuple[Path, ExitStack]]:
 
     It is removed also if SIGTERM or SIGHUP ends us: the settings in it may have a token of the hub.
     """
-    numbers, stack = (signal.SIGTERM, signal.SIGHUP), ExitStack()
+    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
+    stack = ExitStack()
 
     def end(number: int, frame: object) -> NoReturn:
-        for one in numbers:
+        for one in before:
             signal.signal(one, signal.SIG_IGN)
         stack.close()  # then no thread waits for an answer
         raise SystemExit(128 + number)
 
-    before = [signal.signal(one, end) for one in numbers]
+    for one, handler in before.items():
+        signal.signal(one, signal.SIG_IGN if handler is signal.SIG_IGN else end)  # as of nohup
     try:
         with TemporaryDirectory() as name, stack:
             yield Path(name), stack
     finally:
-        for one, handler in zip(numbers, before, strict=True):
+        for one, handler in before.items():
             signal.signal(one, handler)
 
 
