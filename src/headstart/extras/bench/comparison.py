@@ -59,7 +59,7 @@ class Score:
 
     def total(self, timing: str) -> float:
         """Sum over the answers of what the server reports; 0 if it does not."""
-        return sum(answer.timings.get(timing, 0) for answer in self.answers)
+        return float(sum(answer.timings.get(timing, 0) for answer in self.answers))
 
     @property
     def rate(self) -> float:

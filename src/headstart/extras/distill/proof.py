@@ -92,7 +92,7 @@ def prove(found: Findings, base: str, tuned: str) -> Proof:
     rates = [
         _by_conversation(found, found.arms[name].walks, "milliseconds") for name in (own, best)
     ]
-    gain, ratio = compared(*lengths, np.subtract), compared(*rates, np.divide)
+    gain, ratio = compared(*lengths, by=np.subtract), compared(*rates, by=np.divide)
     return Proof(len(lengths[0]), gain, ratio, best, own)
 
 

@@ -40,7 +40,7 @@ from headstart.types.sampling_params import LogitBias
 
 KEY = namespace_of_key(b"secret")
 MODEL = ModelId.of(path(TARGET)).digest
-LIMIT, LONG = 200_000, list(range(400))  # bytes of all texts; an answer
+LIMIT, LONG = 200_000, list(range(4000))  # bytes of all texts; an answer of 16,000
 
 
 def recorded(folder: Path, **settings: str) -> tuple[TextRecorder, Scheduler]:
@@ -133,13 +133,13 @@ def text(recorded: float, prompt: list[int], answer: list[int], tenant: str = ""
 def test_the_oldest_texts_make_room_and_old_ones_are_deleted(tmp_path: Path) -> None:
     now = time.time()
     kept = TextFile(tmp_path, LIMIT, 1e9)
-    for number in range(400):
-        kept.write(text(now - 400 + number, [number], LONG))
-    assert LIMIT / 2 < (tmp_path / FILE).stat().st_size <= LIMIT + 2 * 4096
+    for number in range(40):
+        kept.write(text(now + 1000 * (number - 40), [number], LONG))
+    assert LIMIT / 2 < (tmp_path / FILE).stat().st_size <= LIMIT + 20_000
     first = read_texts(tmp_path, MODEL)
-    assert first[-1].prompt == [399]
+    assert first[-1].prompt == [39]
     assert first[0].prompt != [0]
-    TextFile(tmp_path, LIMIT, now - first[0].recorded - 0.5)
+    TextFile(tmp_path, LIMIT, now - first[0].recorded - 500)
     assert [one.prompt for one in read_texts(tmp_path, MODEL)] == [one.prompt for one in first[1:]]
 
 
@@ -233,9 +233,9 @@ def test_a_server_that_does_not_record_never_imports_it() -> None:
 def test_a_tenant_that_records_much_has_its_own_texts_deleted_first(tmp_path: Path) -> None:
     kept = TextFile(tmp_path, LIMIT, 1e9)
     kept.write(text(1.7e9, [7], LONG, "quiet"))
-    for number in range(400):
+    for number in range(40):
         kept.write(text(1.7e9 + number, [number], LONG, "loud"))
-    assert (tmp_path / FILE).stat().st_size <= LIMIT + 2 * 4096
+    assert (tmp_path / FILE).stat().st_size <= LIMIT + 20_000
     tenants = [one.tenant for one in read_texts(tmp_path, MODEL)]
     assert tenants.count("quiet") == 1
-    assert 30 < tenants.count("loud") < 400
+    assert 6 < tenants.count("loud") < 40
