@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from benchmarks.lib import processes
+from benchmarks.lib.processes import children, megabytes
 from benchmarks.lib.random_bodies import CONSTRAINTS, MARKER, image_body
 from tests.images import projector
 
@@ -276,7 +276,7 @@ def _text(client: Client) -> str:
 
 def _memory(pid: int) -> int:
     """MiB of a process and all below it."""
-    return processes.megabytes(pid) + sum(map(_memory, processes.children(pid)))
+    return megabytes(pid) + sum(map(_memory, children(pid)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
