@@ -11,7 +11,7 @@ the cost curve, but not the outcomes: nothing that only sees the past can be exp
 "warm" has seen another text of the kind on this machine.
 
     python -m benchmarks.control_simulation [--tokens 3000]
-        [--model | --tiled | --experts | --hybrids | --mixed | --arrivals]
+        [--model | --tiled | --experts | --snapshots | --hybrids | --mixed | --arrivals]
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from statistics import geometric_mean
 from benchmarks.lib.curves import CostCurve
 from benchmarks.lib.simulated_arrivals import ArrivalSimulation, no_drafts
 from benchmarks.lib.simulated_models import ModelSimulation
-from benchmarks.lib.simulated_slots import Simulation, even_speeds
+from benchmarks.lib.simulated_rollback import auto_with, even_speeds
+from benchmarks.lib.simulated_slots import Simulation
 from benchmarks.lib.simulated_texts import (
     CURVES,
     EXPERT_CURVES,
@@ -37,7 +38,9 @@ from benchmarks.lib.simulated_texts import (
 from headstart.control import Controller
 
 FIXED_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-SNAPSHOTS = 8  # of hybrids
+SNAPSHOTS = (1, 2, 3, 4, 6, 8, 16)
+EVEN_SNAPSHOTS = 8
+COPY_SHARE = 0.03  # of a plain step: what a copy of a sequence's state takes
 
 
 @dataclass(frozen=True)
@@ -129,11 +132,23 @@ def experts(tokens: int, seed: int) -> Iterator[Line]:
         yield Line(f"{curve} {workload}", best, speeds)
 
 
+def snapshots(tokens: int, seed: int) -> Iterator[Line]:
+    """Targets whose memory takes nothing back: drafts as long as there are snapshots, or copies."""
+    texts = ("mixed", "edit", "medium", "looping", "low")
+    for curve, workload, num_slots in product(CURVES, texts, (1, 4)):
+        run = Simulation(workload, curve, num_slots, tokens=tokens // num_slots + 300, seed=seed)
+        copy_ms = COPY_SHARE * run.cost(1)
+        autos = {str(number): auto_with(run, number, copy_ms).speed for number in SNAPSHOTS}
+        autos["copies"] = auto_with(run, 0, copy_ms).speed
+        speeds = {"off": run.off().speed, **autos}
+        yield Line(f"{curve} {workload} {num_slots}", "", speeds, tuple(autos))
+
+
 def hybrids(tokens: int, seed: int) -> Iterator[Line]:
     """Targets with snapshots that compute as many rows for every user."""
     for curve, workload, num_slots in product(CURVES, WORKLOADS, (1, 4, 8)):
         run = Simulation(workload, curve, num_slots, tokens=tokens // num_slots + 300, seed=seed)
-        speeds = even_speeds(run, SNAPSHOTS, FIXED_LENGTHS[:6])
+        speeds = even_speeds(run, EVEN_SNAPSHOTS, FIXED_LENGTHS[:6])
         yield Line(f"{curve} {workload} {num_slots}", "", speeds, ("auto",))
 
 
@@ -168,7 +183,7 @@ def arrivals(count: int, seed: int) -> None:
         print(f"{curve} {num_slots} slots, {name}: {seen}", flush=True)
 
 
-TABLES = (tiled, experts, hybrids, mixed)
+TABLES = (tiled, experts, snapshots, hybrids, mixed)
 
 
 def main() -> None:

@@ -285,7 +285,7 @@ class Learner:
         self._starts: list[int] = []
         self._running = set[int]()
 
-    def begin(self, slots: Sequence[Slot]) -> StepPlan:
+    def begin(self, slots: Sequence[Slot], num_again: int = 0) -> StepPlan:
         """The plan of the next step, without drafts."""
         for slot in slots:
             if slot.number not in self._running:
@@ -294,7 +294,7 @@ class Learner:
         self._starts = [slot.at for slot in slots]
         num, context = len(slots), self.simulation.context(slots)
         numbers = [slot.number for slot in slots]
-        num_rows = num + self.simulation.num_prompt_rows
+        num_rows = num + num_again + self.simulation.num_prompt_rows
         step = self.shape(num, num_rows, context)
         step.num_reading = self.simulation.num_reading
         self.plan = make_plan(step, numbers=numbers)
@@ -341,46 +341,3 @@ class AutoText(Learner):
         self.begin(slots)
         self.offer_texts(slots)
         return self.assign_rows()
-
-
-class AutoEven(AutoText):
-    """The same on a hybrid target, which computes as many rows for every user.
-
-    snapshots: tokens that a draft has at most, which is then taken back for nothing.
-    """
-
-    def __init__(self, simulation: Simulation, controller: Controller, snapshots: int) -> None:
-        super().__init__(simulation, controller)
-        self.snapshots = snapshots
-
-    def shape(self, num_slots: int, num_rows: int, context: int) -> Step:
-        return Step(num_slots, num_rows, context, is_even=True)
-
-    def assign_rows(self, draft_ms: float = 0.0, max_tokens: int = LONGEST) -> Choice:
-        choice = super().assign_rows(draft_ms, self.snapshots)
-        return choice._replace(num_padding=num_spare(choice.lengths))
-
-
-def num_spare(lengths: Sequence[int]) -> int:
-    """Rows that are computed although no draft has them."""
-    return len(lengths) * max(lengths) - sum(lengths)
-
-
-def even_speeds(simulation: Simulation, snapshots: int, fixed: Sequence[int]) -> dict[str, float]:
-    """Off, auto and fixed lengths where every user has as many rows as the longest draft."""
-    controller = Controller()
-    simulation.warm_up(controller)
-    policy = AutoEven(simulation, controller, snapshots)
-
-    def fixed_length(length: int) -> Score:
-        def choose(slots: Sequence[Slot]) -> Choice:
-            lengths = [length * slot.text[slot.at].has_draft for slot in slots]
-            return Choice(lengths, num_padding=num_spare(lengths))
-
-        return simulation.run(choose)
-
-    return {
-        "off": simulation.off().speed,
-        "fixed": max(fixed_length(length).speed for length in fixed),
-        "auto": simulation.run(policy.lengths, policy.after).speed,
-    }

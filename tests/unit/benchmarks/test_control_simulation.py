@@ -14,10 +14,10 @@ from benchmarks.control_simulation import Line
     [
         lambda: control_simulation.texts_and_machines(20, 1),
         lambda: control_simulation.tiled(20, 1),
-        lambda: control_simulation.experts(200, 1),
+        lambda: control_simulation.snapshots(20, 1),
         lambda: control_simulation.hybrids(20, 1),
     ],
-    ids=["table", "tiled", "experts", "hybrids"],
+    ids=["table", "tiled", "snapshots", "hybrids"],
 )
 def test_a_line_has_a_speed_for_each_policy_and_a_ratio_for_each_pair(
     rows: Callable[[], Iterator[Line]],

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from benchmarks.lib.simulated_models import ModelSimulation
-from benchmarks.lib.simulated_slots import Simulation, even_speeds
+from benchmarks.lib.simulated_rollback import even_speeds
+from benchmarks.lib.simulated_slots import Simulation
 from benchmarks.lib.simulated_texts import expert_curve
 from benchmarks.lib.steps import SlotDraft, allowed, assign_rows, decode, model_call, ran
 

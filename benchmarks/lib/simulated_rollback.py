@@ -1,0 +1,102 @@
+"""What snapshots of recurrent layers are worth: drafts as long as there are snapshots, or copies.
+
+With n snapshots a draft has n tokens at most and is taken back for nothing. With none, the state is
+copied before each draft; after a rejection it is put back, and the next step reads again what was
+accepted, without a draft. With snapshots and several users, every user has as many rows as the one
+with the longest draft: a snapshot is good until libllama computes other sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.lib.simulated_slots import LONGEST, AutoText, Choice, Score, Simulation, Slot
+
+from headstart.control import Controller, Step
+
+
+class AutoRollback(AutoText):
+    """Text speculators under control, on a target whose memory is not just cut.
+
+    snapshots: of each slot; 0: copies that take `copy_ms`, there and back.
+    """
+
+    def __init__(
+        self, simulation: Simulation, controller: Controller, snapshots: int, copy_ms: float
+    ) -> None:
+        super().__init__(simulation, controller)
+        self.snapshots, self.copy_ms = snapshots, copy_ms
+        self._again: dict[int, int] = {}  # rows to read again, by the slot's first id
+        self._drafted: dict[int, tuple[int, int]] = {}  # where a draft began, and its length
+
+    def lengths(self, slots: Sequence[Slot]) -> Choice:
+        self._note_rejections(slots)
+        again = sum(self._again.values())
+        plan = self.begin(slots, again)
+        self.offer_texts(slots)
+        for answer, slot in zip(plan.answers, slots, strict=True):
+            if self._again.get(slot.first_id):
+                answer.survival = []
+        choice = self.assign_rows(max_tokens=self.snapshots or LONGEST)
+        for slot, length in zip(slots, choice.lengths, strict=True):
+            self._drafted[slot.first_id] = (slot.at, length)
+        copies = 0 if self.snapshots else sum(length > 0 for length in choice.lengths)
+        plan.copies_ms = [self.copy_ms] * copies
+        back = sum(rows > 0 for rows in self._again.values())
+        return Choice(choice.lengths, (copies + back) * self.copy_ms, again)
+
+    def _note_rejections(self, slots: Sequence[Slot]) -> None:
+        for slot in slots:
+            start, length = self._drafted.get(slot.first_id, (0, 0))
+            num_accepted = slot.at - start - 1
+            rejected = not self.snapshots and length > num_accepted
+            self._again[slot.first_id] = 1 + num_accepted if rejected and length else 0
+
+
+def auto_with(simulation: Simulation, snapshots: int, copy_ms: float) -> Score:
+    """Auto with so many snapshots, or with copies."""
+    policy = AutoRollback(simulation, Controller(), snapshots, copy_ms)
+    return simulation.run(policy.lengths, policy.after)
+
+
+class AutoEven(AutoText):
+    """The same on a hybrid target, which computes as many rows for every user.
+
+    snapshots: tokens that a draft has at most, which is then taken back for nothing.
+    """
+
+    def __init__(self, simulation: Simulation, controller: Controller, snapshots: int) -> None:
+        super().__init__(simulation, controller)
+        self.snapshots = snapshots
+
+    def shape(self, num_slots: int, num_rows: int, context: int) -> Step:
+        return Step(num_slots, num_rows, context, is_even=True)
+
+    def assign_rows(self, draft_ms: float = 0.0, max_tokens: int = LONGEST) -> Choice:
+        choice = super().assign_rows(draft_ms, self.snapshots)
+        return choice._replace(num_padding=num_spare(choice.lengths))
+
+
+def num_spare(lengths: Sequence[int]) -> int:
+    """Rows that are computed although no draft has them."""
+    return len(lengths) * max(lengths) - sum(lengths)
+
+
+def even_speeds(simulation: Simulation, snapshots: int, fixed: Sequence[int]) -> dict[str, float]:
+    """Off, auto and fixed lengths where every user has as many rows as the longest draft."""
+    controller = Controller()
+    simulation.warm_up(controller)
+    policy = AutoEven(simulation, controller, snapshots)
+
+    def fixed_length(length: int) -> Score:
+        def choose(slots: Sequence[Slot]) -> Choice:
+            lengths = [length * slot.text[slot.at].has_draft for slot in slots]
+            return Choice(lengths, num_padding=num_spare(lengths))
+
+        return simulation.run(choose)
+
+    return {
+        "off": simulation.off().speed,
+        "fixed": max(fixed_length(length).speed for length in fixed),
+        "auto": simulation.run(policy.lengths, policy.after).speed,
+    }
