@@ -92,7 +92,8 @@ def prove(found: Findings, base: str, tuned: str) -> Proof:
     rates = [
         _by_conversation(found, found.arms[name].walks, "milliseconds") for name in (own, best)
     ]
-    gain, ratio = compared(*lengths, by=np.subtract), compared(*rates, by=np.divide)
+    gain = compared(lengths[0], lengths[1], np.subtract)
+    ratio = compared(rates[0], rates[1], np.divide)
     return Proof(len(lengths[0]), gain, ratio, best, own)
 
 
