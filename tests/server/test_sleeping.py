@@ -19,7 +19,7 @@ from tests.thread_transport import ThreadTransport
 
 from headstart.server import kept_streams
 from headstart.server.app import IdleTimer
-from headstart.server.kept_streams import MAX_STREAMS, PIECE_BYTES, KeptStreams
+from headstart.server.kept_streams import PIECE_BYTES, KeptStream, KeptStreams
 from headstart.server.prompts import render_messages
 from headstart.types.errors import CapacityError, ModelError
 from headstart.types.request import FinishEvent
@@ -243,7 +243,16 @@ def test_a_request_that_fails_leaves_no_stream_and_wrong_questions_are_named(cli
     assert "number of bytes" in error_of(resume(client, "n", "x"), 400)
 
 
-async def test_streams_belong_to_their_tenant_and_few_that_are_over_are_kept():
+async def end(stream: KeptStream, *chunks: bytes) -> None:
+    async def answer():
+        for chunk in chunks:
+            yield chunk
+
+    stream.write(answer())
+    assert sum([len(piece) async for piece in stream.read()]) == sum(map(len, chunks))
+
+
+async def test_streams_belong_to_their_tenant_and_keep_their_newest_bytes():
     streams = KeptStreams()
 
     async def chunks(number):
@@ -257,29 +266,41 @@ async def test_streams_belong_to_their_tenant_and_few_that_are_over_are_kept():
     assert (long.num_bytes, long.num_dropped) == (5 << 20, 1 << 20)
     assert streams.find("b", "long") is None
     streams.stop("b", "long")
-    for number in range(MAX_STREAMS + 9):
-        streams.begin("a", str(number)).stop()
+    assert streams.find("a", "long")
+    streams.stop("a", "long")
     assert streams.find("a", "long") is None
-    assert sum(streams.find("a", str(n)) is not None for n in range(999)) == MAX_STREAMS + 1
 
 
-async def test_a_stream_is_forgotten_without_another_request(monkeypatch):
+async def test_a_stream_is_forgotten_without_another_request_whatever_the_clock_says(monkeypatch):
+    """A clock that was set back kept it until the next stream's end."""
     monkeypatch.setattr(kept_streams, "KEPT_SECONDS", 0)
     streams = KeptStreams()
     streams.begin("a", "running")
-    streams.begin("a", "over").stop()
+    await end(streams.begin("a", "over"))
+    monkeypatch.setattr(kept_streams.time, "time", lambda: 0.0)
     while streams.find("a", "over"):
         await asyncio.sleep(0)
     assert streams.find("a", "running")
 
 
-async def test_the_tenant_whose_streams_take_most_loses_its_oldest(monkeypatch):
-    monkeypatch.setattr(kept_streams, "MAX_STREAM_BYTES", 1000)
+async def test_the_end_of_a_stopped_stream_does_not_forget_the_next_of_its_conversation(monkeypatch):
+    monkeypatch.setattr(kept_streams, "KEPT_SECONDS", 0)
     streams = KeptStreams()
-    for tenant, number, size in [("quiet", 0, 100), *(("loud", n, 300) for n in range(4))]:
-        stream = streams.begin(tenant, str(number))
-        stream.data += bytes(size)
-        stream.stop()
+    stopped = streams.begin("a", "x")
+    following = streams.begin("a", "x")
+    await end(stopped)
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert streams.find("a", "x") is following
+
+
+async def test_the_tenant_whose_streams_take_most_loses_its_oldest(monkeypatch):
+    """Short ones count too: they are objects as well."""
+    monkeypatch.setattr(kept_streams, "MAX_STREAM_BYTES", 10 * PIECE_BYTES)
+    streams = KeptStreams()
+    await end(streams.begin("quiet", "0"), b"short")
+    for number in range(4):
+        await end(streams.begin("loud", str(number)), bytes(3 * PIECE_BYTES))
     streams.begin("other", "new")
     assert streams.find("quiet", "0")
     assert [bool(streams.find("loud", str(n))) for n in range(4)] == [False, True, True, True]

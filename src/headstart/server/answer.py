@@ -15,10 +15,11 @@ from starlette.types import Receive, Scope, Send
 
 from headstart.server import sse
 from headstart.server.answer_numbers import timings
+from headstart.server.body import HEADER
 from headstart.server.dialect import Choice, Chunk, Dialect
 from headstart.server.errors import ApiError, error_body, log_failure, shaped
 from headstart.server.event_stream import EventStream, num_alternatives
-from headstart.server.kept_streams import HEADER
+from headstart.server.kept_streams import KeptStreams
 from headstart.server.prompts import Prompt
 from headstart.server.schemas import GenerationBody
 from headstart.server.service import service_of
@@ -98,7 +99,7 @@ async def _kept(http: HttpRequest, prepare: Callable[[], Dialect], conversation:
         ApiError: it was stopped before it began.
     """
     service, tenant = service_of(http), caller_of(http.scope).tenant
-    streams = service.streams
+    streams: KeptStreams = http.app.state.streams
     kept = streams.begin(tenant, conversation)
     try:
         dialect = await service.prompt_threads.run_for(http.scope, kept.receive, prepare)

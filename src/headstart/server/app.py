@@ -24,13 +24,13 @@ from headstart.server import (
     embeddings,
     guard,
     infill,
+    kept_streams,
     metrics,
     native,
     ollama,
     responses,
     status,
     status_events,
-    stream_routes,
     text,
     transcriptions,
 )
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 FAMILIES = (
     status, status_events, chat, responses, anthropic, completions, native, infill, embeddings,
-    ollama, text, metrics, adapters, stream_routes, transcriptions,
+    ollama, text, metrics, adapters, kept_streams, transcriptions,
 )  # fmt: skip
 
 
@@ -94,6 +94,7 @@ def create_app(
     routes.append(_openapi_route([*endpoints(), *extras.endpoints()]))
     app = Starlette(routes=routes, lifespan=lifespan)
     app.state.service, app.state.events = service, feed
+    app.state.streams = kept_streams.KeptStreams()
     if timer is not None:
         app.add_middleware(waking, timer=timer)
     guard.install(app, config, extras, service.why_not_ready)

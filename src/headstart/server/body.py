@@ -24,7 +24,6 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
 from headstart.server.errors import shorten
-from headstart.server.kept_streams import HEADER
 from headstart.server.limits import (
     ANY_LENGTH,
     MAX_ENTRIES,
@@ -72,6 +71,7 @@ class Body(BaseModel):
         )
 
 
+HEADER = "x-conversation-id"  # of streamed requests that continue without their client
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 Many = Annotated[list[T], FailFast()]  # describing 30,000 wrong entries takes 0.1 s

@@ -154,10 +154,8 @@ def shaped(body: dict[str, Any], path: str) -> dict[str, Any]:
 def install(app: Starlette) -> None:
     """Turn exceptions of routes into responses of this form, and count refusals by quota."""
     app.state.refusals = Counter(dict.fromkeys(QUOTAS, 0))
-    app.add_exception_handler(HeadstartError, _answer)
-    app.add_exception_handler(ClientDisconnect, _answer_nobody)
-    app.add_exception_handler(HTTPException, _answer_http)
-    app.add_exception_handler(Exception, _answer_failure)
+    for kind in (HeadstartError, ClientDisconnect, HTTPException, Exception):
+        app.add_exception_handler(kind, _answer)
 
 
 def log_failure(error: Exception) -> None:
@@ -166,34 +164,24 @@ def log_failure(error: Exception) -> None:
         logger.error("request failed: %s", error, exc_info=not isinstance(error, HeadstartError))
 
 
-# coroutines, because Starlette calls anything else in a thread
-
-
-async def _answer_nobody(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # nginx's code; never received by the client
-
-
-async def _answer_failure(request: Request, error: Exception) -> Response:
-    return error_response(error, request.url.path)
-
-
+# a coroutine, because Starlette calls anything else in a thread
 async def _answer(request: Request, error: Exception) -> Response:
-    log_failure(error)
+    path, headers = request.url.path, dict[str, str]()
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=499)  # nginx's code; never received by the client
+    if isinstance(error, HTTPException):  # Starlette's own: unknown path (404), wrong method (405)
+        headers |= error.headers or {}
+        shown = request.scope.get("headstart.prefix", "") + path
+        words = {
+            404: f"there is no {shown} here",
+            405: f"{shown} does not take {request.method}, only {headers.get('Allow', '')}",
+        }
+        status = error.status_code if error.status_code in TYPES else 500
+        error = ApiError(status, words.get(status, str(error.detail)))
+    if isinstance(error, HeadstartError):  # Starlette raises others again, and they are logged
+        log_failure(error)
     if isinstance(error, QuotaError):
         request.app.state.refusals[error.quota] += 1
-    return error_response(error, request.url.path)
-
-
-async def _answer_http(request: Request, error: Exception) -> Response:
-    """Answer Starlette's own errors: unknown path (404), wrong method (405)."""
-    assert isinstance(error, HTTPException)
-    path, headers = request.url.path, error.headers or {}
-    status = error.status_code if error.status_code in TYPES else 500
-    words = str(error.detail)
-    if status == 404:
-        words = f"there is no {path} here"
-    elif status == 405:
-        words = f"{path} does not take {request.method}, only {headers.get('Allow', '')}"
-    response = error_response(ApiError(status, words), path)
+    response = error_response(error, path)
     response.headers.update(headers)
     return response

@@ -1,8 +1,8 @@
-"""Streams kept in memory for each tenant, up to limits.
+"""/v1/stream and /v1/streams/lookup: answers that continue without their client can be resumed.
 
 A request with the header `X-Conversation-Id` continues when its client leaves. Its output is kept
-by tenant and conversation, and can be read from any byte on, during the answer and for a while
-after it.
+by tenant and conversation, up to limits, and can be read from any byte on, during the answer and
+for a while after it.
 
 Source: llama.cpp's tools/server/server-stream.cpp.
 """
@@ -13,32 +13,50 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any
 
+from pydantic import Field
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
 
-HEADER = "x-conversation-id"
+from headstart.server import sse
+from headstart.server.body import Body, read_body
+from headstart.server.errors import ApiError, shorten, wrong_value
+from headstart.server.routing import Routes
+from headstart.structures.tenants import caller_of
+from headstart.types.errors import RequestError
+
 KEPT_SECONDS = 300  # after a stream's end
-MAX_STREAMS = 64  # finished ones per tenant
-MAX_STREAM_BYTES = 256 << 20  # of all tenants' finished streams
+MAX_STREAM_BYTES = 256 << 20  # of all tenants' finished streams; a short one counts as a piece
 PIECE_BYTES = 1 << 16  # per read of a stream: a client that stops reading holds one
+
+routes = Routes()
 
 
 class KeptStream:
     """The chunks written so far and the writing task; acts as the client of the answer."""
 
-    def __init__(self, conversation_id: str, on_end: Callable[[], object]) -> None:
+    def __init__(self, conversation_id: str, forget: Callable[[], object]) -> None:
+        """`forget` is called some time after the end, unless the stream is stopped."""
         self.conversation_id, self.media_type = conversation_id, "text/event-stream"
-        self._on_end = on_end
+        self._forget = forget
         self.started_at = int(time.time())
         self.completed_at = 0
         self.num_dropped = 0  # bytes dropped from the start
         self.data = bytearray()
         self._writer: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None  # until it is forgotten
         self._stopped, self._changed = asyncio.Event(), asyncio.Event()
 
     @property
     def num_bytes(self) -> int:
         return self.num_dropped + len(self.data)
+
+    @property
+    def held_bytes(self) -> int:
+        return max(PIECE_BYTES, len(self.data))
 
     async def receive(self) -> Message:
         """ASGI's `receive`: reports a disconnect when the stream is stopped."""
@@ -63,12 +81,16 @@ class KeptStream:
     def stop(self) -> None:
         """End the answer if it is still running."""
         self._stopped.set()
-        if self._writer is None:
+        if self._timer is not None:
+            self._timer.cancel()
+        elif self._writer is None:
             self._end()
 
     def _end(self) -> None:
         self.completed_at = int(time.time())
-        self._on_end()
+        if not self._stopped.is_set():
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(KEPT_SECONDS, self._forget)
         self._wake_readers()
 
     def _wake_readers(self) -> None:
@@ -97,19 +119,16 @@ class KeptStreams:
         """Create a stream; ends the conversation's previous one."""
         self.stop(tenant, conversation_id)
         over = [name for name, one in self._streams.items() if one.completed_at]
-        own = [name for name in over if name[0] == tenant]
-        for name in own[:-MAX_STREAMS]:
-            over.remove(name)
-            del self._streams[name]
         held = Counter[str]()  # bytes, by tenant
-        for name in over:
-            held[name[0]] += len(self._streams[name].data)
+        for owner, name in over:
+            held[owner] += self._streams[owner, name].held_bytes
         while held.total() > MAX_STREAM_BYTES:
             most = max(held, key=held.__getitem__)
-            name = next(one for one in over if one[0] == most and one in self._streams)
-            held[most] -= len(self._streams.pop(name).data)
-        stream = KeptStream(conversation_id, self._forget_later)
-        self._streams[tenant, conversation_id] = stream
+            oldest = next(one for one in over if one[0] == most and one in self._streams)
+            held[most] -= self._streams[oldest].held_bytes
+            self.stop(*oldest)
+        forget = partial(self.stop, tenant, conversation_id)
+        stream = self._streams[tenant, conversation_id] = KeptStream(conversation_id, forget)
         return stream
 
     def find(self, tenant: str, conversation_id: str) -> KeptStream | None:
@@ -130,12 +149,60 @@ class KeptStreams:
         if stream := self._streams.pop((tenant, conversation_id), None):
             stream.stop()
 
-    def _forget_later(self) -> None:
-        asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget)
 
-    def _forget(self) -> None:
-        """Drop the streams whose time is over."""
-        oldest = time.time() - KEPT_SECONDS
-        over = [name for name, one in self._streams.items() if 0 < one.completed_at <= oldest]
-        for name in over:
-            del self._streams[name]
+class LookupBody(Body):
+    """POST /v1/streams/lookup."""
+
+    conversation_ids: list[str] = Field(max_length=256)
+
+
+def _streams_of(http: HttpRequest) -> KeptStreams:
+    streams: KeptStreams = http.app.state.streams
+    return streams
+
+
+def _conversation(http: HttpRequest) -> tuple[str, str]:
+    conversation_id = http.query_params.get("conv_id")
+    if not conversation_id:
+        raise RequestError("conv_id is missing; name the conversation as ?conv_id=ID")
+    return caller_of(http.scope).tenant, conversation_id
+
+
+@routes.get("/v1/stream", answer="the events of the answer from byte `from` on")
+async def resume_stream(http: HttpRequest) -> Response:
+    """Replay a kept stream, and follow it to its end."""
+    name = _conversation(http)
+    start = http.query_params.get("from") or "0"
+    stream = _streams_of(http).find(*name)
+    if stream is None:
+        raise ApiError(404, f"there is no stream of {shorten(name[1])}, or no longer")
+    if not (start.isascii() and start.isdigit() and len(start) < 16):
+        raise wrong_value("from", start, "a number of bytes")
+    if int(start) < stream.num_dropped:
+        raise RequestError(f"the first {stream.num_dropped} bytes of the stream are gone")
+    chunks = stream.read(int(start))
+    return StreamingResponse(chunks, media_type=stream.media_type, headers=sse.HEADERS)
+
+
+@routes.delete("/v1/stream", answer="nothing")
+async def stop_stream(http: HttpRequest) -> Response:
+    """Stop a kept stream's answer and drop it."""
+    _streams_of(http).stop(*_conversation(http))
+    return Response(status_code=204)
+
+
+@routes.post("/v1/streams/lookup", body=LookupBody, answer="a list of the streams that are kept")
+async def look_up_streams(http: HttpRequest) -> list[dict[str, Any]]:
+    """Find the streams of conversations."""
+    body = await read_body(http, LookupBody)
+    streams, tenant = _streams_of(http), caller_of(http.scope).tenant
+    return [
+        {
+            "conversation_id": one.conversation_id,
+            "is_done": one.completed_at > 0,
+            "total_bytes": one.num_bytes,
+            "started_at": one.started_at,
+            "completed_at": one.completed_at,
+        }
+        for one in streams.of_conversations(tenant, body.conversation_ids)
+    ]

@@ -30,7 +30,7 @@ def prefixed(app: ASGIApp, *, prefix: str) -> ASGIApp:
                 error = ApiError(404, f"there is no {path} here; paths begin with {prefix}")
                 await error_response(error)(scope, receive, send)
                 return
-            scope = {**scope, "path": path[len(prefix) :] or "/"}
+            scope = {**scope, "path": path[len(prefix) :] or "/", "headstart.prefix": prefix}
         await app(scope, receive, send)
 
     return answer

@@ -16,7 +16,6 @@ from weakref import WeakValueDictionary
 from starlette.requests import Request as HttpRequest
 
 from headstart.config import Config, ServerConfig
-from headstart.server.kept_streams import KeptStreams
 from headstart.server.stored_responses import ResponseStore
 from headstart.server.threads import Threads
 from headstart.structures.tenants import counted
@@ -87,7 +86,6 @@ class Service:
     media_threads: Threads = field(default_factory=partial(Threads, "media", 2, 512))
     text_threads: Threads = field(default_factory=partial(Threads, "texts", 2, 64))
     answer_threads: Threads = field(default_factory=partial(Threads, "answers", 2, 2**30))
-    streams: KeptStreams = field(default_factory=KeptStreams)
     responses: ResponseStore = field(init=False)
     # by tenant, held during a slot action
     slot_actions: WeakValueDictionary[str, asyncio.Lock] = field(

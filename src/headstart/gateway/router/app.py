@@ -24,9 +24,9 @@ from headstart.gateway.router.metrics import render
 from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.pooled_model import PooledModel
 from headstart.server import guard
+from headstart.server.body import HEADER
 from headstart.server.errors import ApiError, shorten
 from headstart.server.extra_routes import Extras
-from headstart.server.kept_streams import HEADER
 from headstart.server.routing import json_response
 from headstart.server.threads import unless_left
 from headstart.structures.tenants import caller_of, may_take
