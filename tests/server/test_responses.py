@@ -10,12 +10,12 @@ import httpx2
 import openai
 import pytest
 from tests.server.fake_worker import HOLD, FakeWorker, say
-from tests.server.serving import events_of, openai_of, served_model, serving
+from tests.server.serving import error_of, events_of, openai_of, served_model, serving
 from tests.server.test_tool_calls import TEMPLATE
 
 from headstart.config import ServerConfig
 from headstart.server import responses
-from headstart.server.responses_body import ResponsesBody, chat_body
+from headstart.server.response_dialect import ResponsesBody, chat_body
 from headstart.server.schemas import ChatBody
 from headstart.types.errors import HeadstartError
 from headstart.types.request import Request, TokenEvent, TokenLogprob
@@ -260,9 +260,7 @@ def test_tokens_are_counted(sdk: Any, worker: FakeWorker, client: httpx2.Client)
         ),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
         ({"input": [{"type": "function_call", "name": "a", "arguments": "{}"}]}, "call_id"),
-        ({"input": "a", "text": {"format": {"type": "xml"}}}, "text.format.type is 'xml'"),
         ({"input": "a", "background": True}, "background is not supported"),
-        ({"input": "a", "tools": [{"type": "function"}]}, "tools.0.name"),
         ({"input": "a", "reasoning": {"effort": 3}}, "reasoning.effort"),
         ({"input": [{"type": "reasoning", "content": 5}]}, "input.0 is 5 but must be"),
     ],
@@ -270,6 +268,20 @@ def test_tokens_are_counted(sdk: Any, worker: FakeWorker, client: httpx2.Client)
 def test_what_cannot_be_answered_is_refused(body: dict[str, Any], words: str) -> None:
     with pytest.raises(HeadstartError, match=words):
         chat_body(ResponsesBody.model_validate(body), [])
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"text": {"format": {"type": "xml"}}}, "response_format.type is 'xml'"),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "response_format.json_schema"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function.name"),
+    ],
+)
+def test_what_a_chat_refuses_is_refused_in_a_response_too(
+    client: httpx2.Client, body: dict[str, Any], words: str
+) -> None:
+    assert words in error_of(client.post("/v1/responses", json={"input": "a"} | body), 400)
 
 
 def test_items_of_one_answer_are_one_message() -> None:
@@ -281,7 +293,7 @@ def test_items_of_one_answer_are_one_message() -> None:
         {"type": "function_call_output", "call_id": "1", "output": [
             {"type": "input_text", "text": "b"}]},
     ]  # fmt: skip
-    asked = {
+    asked: dict[str, Any] = {
         "input": items,
         "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
         "reasoning": {"effort": "low"},
@@ -295,10 +307,7 @@ def test_items_of_one_answer_are_one_message() -> None:
         {"role": "assistant", "content": "A", "reasoning_content": "Hm", "tool_calls": [call]},
         {"role": "tool", "content": "b", "tool_call_id": "1"},
     ]
-    assert body.response_format == {
-        "type": "json_schema",
-        "json_schema": {"name": "n", "schema": {"type": "object"}},
-    }
+    assert body.response_format == asked["text"]["format"]
     assert (body.reasoning_effort, body.model_dump()["top_k"]) == ("low", 3)
     assert [tool["function"]["name"] for tool in body.tools or []] == ["look"]
 

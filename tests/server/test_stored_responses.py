@@ -12,7 +12,7 @@ from tests.server.serving import serving
 
 from headstart.config import ServerConfig
 from headstart.server import responses
-from headstart.server.stored_responses import ResponseStore, StoredResponse
+from headstart.server.responses import ResponseStore, StoredResponse
 
 
 def stored(number: int, size: int = 10) -> StoredResponse:

@@ -95,6 +95,9 @@ def create_app(
     app = Starlette(routes=routes, lifespan=lifespan)
     app.state.service, app.state.events = service, feed
     app.state.streams = kept_streams.KeptStreams()
+    app.state.responses = responses.ResponseStore(
+        config.tenant_responses, config.tenant_responses_mb << 20
+    )
     if timer is not None:
         app.add_middleware(waking, timer=timer)
     guard.install(app, config, extras, service.why_not_ready)

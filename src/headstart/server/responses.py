@@ -3,26 +3,126 @@
 from __future__ import annotations
 
 import secrets
+import threading
+from collections import Counter, OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.body import read_body
 from headstart.server.chat import answer_chat, count_chat_tokens
 from headstart.server.errors import ApiError, shorten
-from headstart.server.response_dialect import ResponsesDialect
-from headstart.server.responses_body import ResponsesBody, chat_body
+from headstart.server.response_dialect import ResponsesBody, ResponsesDialect, chat_body
 from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody
 from headstart.server.service import service_of
-from headstart.server.stored_responses import Item, StoredResponse, json_bytes
 from headstart.structures.tenants import caller_of
 from headstart.types.errors import RequestError
 
 routes = Routes()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response, the items that it answered, and the items of the conversation before them.
+
+    All but the response is weighed before the answer, off the event loop.
+    """
+
+    response: dict[str, Any]
+    input_items: list[dict[str, Any]]
+    history: list[dict[str, Any]]
+    conversation_bytes: int = 0  # of all items; of JSON, as all bytes here
+    rest_bytes: int = 0  # of the response without its output
+
+    @property
+    def num_bytes(self) -> int:
+        return self.conversation_bytes + self.rest_bytes
+
+    @property
+    def conversation(self) -> list[dict[str, Any]]:
+        """All items, including the answer; without instructions."""
+        return [*self.history, *self.input_items, *self.response["output"]]
+
+
+def json_bytes(value: Any) -> int:
+    """Roughly the size of a value's JSON. Writing it would block all threads while images are
+    copied.
+    """
+    match value:
+        case dict():
+            return 8 + sum(json_bytes(name) + json_bytes(one) for name, one in value.items())
+        case list():
+            return 8 + sum(map(json_bytes, value))
+        case str():
+            return len(value if value.isascii() else value.encode()) + 4
+    return 8
+
+
+class ResponseStore:
+    """Responses by tenant and id. Thread-safe.
+
+    A tenant over its limit loses its own oldest responses. If all together are over theirs, the
+    largest tenant does.
+    """
+
+    def __init__(self, max_responses: int, max_bytes: int) -> None:
+        """The limits are per tenant; bytes are of JSON."""
+        self._max_responses, self._max_bytes = max_responses, max_bytes
+        # by tenant and id, the least recently used first
+        self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
+        self._numbers, self._sizes = Counter[str](), Counter[str]()  # by tenant; of JSON
+        self._lock = threading.RLock()
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def put(self, tenant: str, stored: StoredResponse) -> None:
+        """Store a response, unless it alone exceeds the limit."""
+        numbers, sizes = self._numbers, self._sizes
+        tenants = 4  # total limit, in tenants' limits
+        with self._lock:
+            self.drop(tenant, stored.response["id"])
+            self._stored[tenant, stored.response["id"]] = stored
+            numbers[tenant] += 1
+            sizes[tenant] += stored.num_bytes
+            while numbers[tenant] > self._max_responses or sizes[tenant] > self._max_bytes:
+                self._drop_oldest(tenant)
+            while len(self) > tenants * self._max_responses:
+                self._drop_oldest(max(numbers, key=numbers.__getitem__))
+            while sizes.total() > tenants * self._max_bytes:
+                self._drop_oldest(max(sizes, key=sizes.__getitem__))
+
+    def get(self, tenant: str, response_id: str) -> StoredResponse | None:
+        """The response, unless it was dropped."""
+        with self._lock:
+            if (tenant, response_id) not in self._stored:
+                return None
+            self._stored.move_to_end((tenant, response_id))
+            return self._stored[tenant, response_id]
+
+    def drop(self, tenant: str, response_id: str) -> None:
+        """Drop a response, if it is there."""
+        with self._lock:
+            stored = self._stored.pop((tenant, response_id), None)
+            if stored is not None:
+                self._numbers[tenant] -= 1
+                self._sizes[tenant] -= stored.num_bytes
+                if not self._numbers[tenant]:
+                    del self._numbers[tenant], self._sizes[tenant]
+
+    def _drop_oldest(self, tenant: str) -> None:
+        self.drop(*next(name for name in self._stored if name[0] == tenant))
+
+
+def _store_of(http: HttpRequest) -> ResponseStore:
+    store: ResponseStore = http.app.state.responses
+    return store
 
 
 @routes.post(
@@ -34,7 +134,7 @@ routes = Routes()
 async def create_response(http: HttpRequest) -> Response:
     """Answer a text or items, optionally continuing a stored response."""
     body = await read_body(http, ResponsesBody)
-    store, tenant = service_of(http).responses, caller_of(http.scope).tenant
+    store, tenant = _store_of(http), caller_of(http.scope).tenant
     chat, stored = await _read(http, body)
 
     def keep(response: dict[str, Any]) -> None:
@@ -83,7 +183,7 @@ async def delete_response(http: HttpRequest) -> dict[str, Any]:
     """Forget a stored response."""
     stored = _stored(http)
     response_id = stored.response["id"]
-    service_of(http).responses.drop(caller_of(http.scope).tenant, response_id)
+    _store_of(http).drop(caller_of(http.scope).tenant, response_id)
     return {"id": response_id, "object": "response", "deleted": True}
 
 
@@ -101,7 +201,12 @@ async def _read(
         size += json_bytes(items)
         told = body.instructions, body.metadata, body.text, body.tools
         rest = json_bytes([*told, body.tool_choice, body.reasoning])
-        return chat, lambda response: StoredResponse(response, items, history, size, rest)
+
+        def stored(response: dict[str, Any]) -> StoredResponse:
+            num_bytes = size + len(orjson.dumps(response["output"]))
+            return StoredResponse(response, items, history, num_bytes, rest)
+
+        return chat, stored
 
     return await service_of(http).prompt_threads.run(read, caller_of(http.scope).tenant)
 
@@ -111,7 +216,7 @@ def _before(http: HttpRequest, body: ResponsesBody) -> StoredResponse | None:
     if body.previous_response_id is None:
         return None
     tenant = caller_of(http.scope).tenant
-    before = service_of(http).responses.get(tenant, body.previous_response_id)
+    before = _store_of(http).get(tenant, body.previous_response_id)
     if before is None:
         raise RequestError(
             f"Previous response with id {shorten(body.previous_response_id)} not found: it was not "
@@ -120,7 +225,7 @@ def _before(http: HttpRequest, body: ResponsesBody) -> StoredResponse | None:
     return before
 
 
-def _items(given: Any) -> list[Item]:
+def _items(given: Any) -> list[dict[str, Any]]:
     """The input as items, each with an id."""
     if isinstance(given, str):
         part = {"type": "input_text", "text": given}
@@ -133,7 +238,7 @@ def _items(given: Any) -> list[Item]:
 
 def _stored(http: HttpRequest) -> StoredResponse:
     response_id = http.path_params["response_id"]
-    stored = service_of(http).responses.get(caller_of(http.scope).tenant, response_id)
+    stored = _store_of(http).get(caller_of(http.scope).tenant, response_id)
     if stored is None:
         raise ApiError(404, f"Response with id {shorten(response_id)} not found")
     return stored

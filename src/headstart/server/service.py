@@ -16,7 +16,6 @@ from weakref import WeakValueDictionary
 from starlette.requests import Request as HttpRequest
 
 from headstart.config import Config, ServerConfig
-from headstart.server.stored_responses import ResponseStore
 from headstart.server.threads import Threads
 from headstart.structures.tenants import counted
 from headstart.text.chat_template import ChatTemplate
@@ -77,7 +76,7 @@ class Service:
     config: ServerConfig
     worker: Worker
     clock: Callable[[], float] = time.time
-    started_at: float = 0.0
+    started_at: float = field(default_factory=time.time)
     model: ServedModel | None = None
     load_failure: str = ""
     # separate pools, so that prompt work never queues behind image or token-count work, and started
@@ -86,7 +85,6 @@ class Service:
     media_threads: Threads = field(default_factory=partial(Threads, "media", 2, 512))
     text_threads: Threads = field(default_factory=partial(Threads, "texts", 2, 64))
     answer_threads: Threads = field(default_factory=partial(Threads, "answers", 2, 2**30))
-    responses: ResponseStore = field(init=False)
     # by tenant, held during a slot action
     slot_actions: WeakValueDictionary[str, asyncio.Lock] = field(
         default_factory=WeakValueDictionary
@@ -98,10 +96,6 @@ class Service:
     counters_read: Counters = field(default_factory=Counters)  # when /metrics was last read
 
     _num_held: Counter[str] = field(default_factory=Counter)  # requests by tenant
-
-    def __post_init__(self) -> None:
-        self.started_at, config = self.clock(), self.config
-        self.responses = ResponseStore(config.tenant_responses, config.tenant_responses_mb << 20)
 
     async def close(self) -> None:
         """Fail all pending reads and answers with the shutdown error."""
