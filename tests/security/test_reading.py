@@ -18,7 +18,7 @@ from tests.server.fake_worker import INFO, FakeWorker, say
 from tests.server.serving import error_of, served_model, serving
 
 from headstart.config import ServerConfig
-from headstart.server import dialect, native, prompts
+from headstart.server import completions, dialect, prompts
 from headstart.server.app import create_app
 from headstart.server.infill import infill_prompt
 from headstart.server.schemas import InfillBody
@@ -314,7 +314,7 @@ def test_answers_of_very_many_parts_are_written_off_the_event_loop(
         return events
 
     module, name = (
-        (dialect, "token_probabilities") if has_alternatives else (native, "native_answer")
+        (dialect, "token_probabilities") if has_alternatives else (completions, "native_answer")
     )
     threads = threads_of(monkeypatch, module, name)
     bias = {} if has_alternatives else {str(i): 1 for i in range(200)}

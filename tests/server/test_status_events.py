@@ -17,7 +17,7 @@ from tests.server.fake_worker import REPORT, FakeWorker, say
 from tests.server.serving import error_of, events_of, serving
 
 from headstart.server import sse, status_events
-from headstart.server.counterfactual import counterfactual
+from headstart.server.answer_numbers import counterfactual
 from headstart.server.status_events import _speed, num_tokens
 from headstart.types.report import Counters, DiskReport, SlotReport, WorkerReport
 from headstart.types.request import Request, TokenEvent, VerifiedDraft

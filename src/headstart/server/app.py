@@ -23,10 +23,8 @@ from headstart.server import (
     completions,
     embeddings,
     guard,
-    infill,
     kept_streams,
     metrics,
-    native,
     ollama,
     responses,
     status,
@@ -44,7 +42,7 @@ from headstart.types.worker import Worker
 logger = logging.getLogger(__name__)
 
 FAMILIES = (
-    status, status_events, chat, responses, anthropic, completions, native, infill, embeddings,
+    status, status_events, chat, responses, anthropic, completions, embeddings,
     ollama, text, metrics, adapters, kept_streams, transcriptions,
 )  # fmt: skip
 

@@ -1,8 +1,11 @@
-"""POST /v1/completions: OpenAI's text completion, with llama-server's extra fields."""
+"""POST /v1/completions, /completion and /infill: text completion in the forms of OpenAI and of
+llama-server.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -10,13 +13,14 @@ from starlette.responses import Response
 from headstart.server.answer import answer_prompts, new_call
 from headstart.server.answer_numbers import legacy_logprobs, token_probabilities
 from headstart.server.body import read_body
-from headstart.server.dialect import Choice, Chunk, OpenAIDialect, Piece
+from headstart.server.dialect import Choice, Chunk, OpenAIDialect, Piece, SingleDialect
 from headstart.server.errors import not_supported
-from headstart.server.infill import fill_in
+from headstart.server.infill import fill_in, infill_prompt
 from headstart.server.media import read_prompt_media
-from headstart.server.prompts import Prompt, read_prompts
+from headstart.server.native_answer import native_answer
+from headstart.server.prompts import Prompt, read_prompts, tokens_text
 from headstart.server.routing import Routes
-from headstart.server.schemas import CompletionBody
+from headstart.server.schemas import CompletionBody, InfillBody, NativeBody
 from headstart.server.translate import num_choices
 from headstart.types.request import TokenLogprob
 
@@ -55,6 +59,38 @@ async def completions(http: HttpRequest) -> Response:
         return [fill_in((prompt.text, body.suffix), vocab, info) for prompt in prompts]
 
     return await answer_prompts(http, call, body, read, CompletionDialect)
+
+
+@routes.post(
+    "/completion",
+    "/completions",
+    body=NativeBody,
+    answer="`content`, `timings`, `generation_settings` and why it stopped; with `stream` events",
+)
+async def completion(http: HttpRequest) -> Response:
+    """Continue one prompt or several."""
+    body = await read_body(http, NativeBody)
+    call = new_call(http, "cmpl-")
+    media = await read_prompt_media(http, body.prompt)
+
+    def read() -> list[Prompt]:
+        return read_prompts(body.prompt, call.model.vocab, call.info.context_size, media)
+
+    return await answer_prompts(http, call, body, read, NativeDialect)
+
+
+@routes.post("/infill", body=InfillBody, answer="as `/completion`")
+async def infill(http: HttpRequest) -> Response:
+    """Fill in the text between a prefix and a suffix."""
+    body = await read_body(http, InfillBody)
+    call = new_call(http, "infill-")
+
+    def read() -> list[Prompt]:
+        vocab = call.model.vocab
+        tokens = infill_prompt(body, vocab, call.info)
+        return [Prompt(tokens, tokens_text(tokens, vocab), echo="")]
+
+    return await answer_prompts(http, call, body, read, NativeDialect)
 
 
 class CompletionDialect(OpenAIDialect):
@@ -97,3 +133,52 @@ def _prompt_logprobs(choice: Choice) -> list[TokenLogprob]:
         return []
     first = TokenLogprob(choice.request.prompt[0], math.nan)
     return [first, *choice.prompt_logprobs]
+
+
+class NativeDialect(SingleDialect):
+    """Flat objects, one per choice; a stream ends with the last `stop: true`."""
+
+    def opening(self, choice: Choice) -> list[Chunk]:
+        return [self.delta(choice, Piece(choice.prompt.echo))] if self.body.echo else []
+
+    def delta(self, choice: Choice, piece: Piece) -> Chunk:
+        chunk = {
+            "index": choice.index,
+            "content": piece.text,
+            "tokens": list(piece.tokens),
+            "stop": False,
+            "id_slot": choice.slot_id,
+            "tokens_predicted": len(choice.tokens),
+            "tokens_evaluated": len(choice.request.prompt),
+        }
+        if piece.logprobs:
+            chunk["completion_probabilities"] = self.probabilities(choice, piece.logprobs)
+        return chunk | self.extras(piece)
+
+    def closing(self, choice: Choice) -> list[Chunk]:
+        return [self._picked(native_answer(self.call, self.body, choice, "", ()))]
+
+    def whole(self) -> Any:
+        finals = []
+        for choice in self.choices:
+            tokens = choice.tokens if self.body.return_tokens else ()
+            final = native_answer(self.call, self.body, choice, self.full_text(choice), tokens)
+            final |= self.extras(choice.everything(choice.text))
+            if choice.logprobs:
+                final["completion_probabilities"] = self.probabilities(choice, choice.logprobs)
+            finals.append(self._picked(final))
+        return finals if len(finals) > 1 else finals[0]
+
+    def _picked(self, final: Chunk) -> Chunk:
+        """The fields that the body selects; "timings/prompt_n" is nested and becomes a flat key."""
+        assert isinstance(self.body, NativeBody)
+        paths, picked = self.body.response_fields, Chunk()
+        for path in paths:
+            value: Any = final
+            try:
+                for key in path.split("/"):
+                    value = value[key]
+            except (KeyError, TypeError):  # absent
+                continue
+            picked[path] = value
+        return picked if paths else final

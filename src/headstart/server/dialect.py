@@ -16,6 +16,7 @@ import orjson
 from headstart.server import sse
 from headstart.server.answer_numbers import (
     Emission,
+    counterfactual,
     provenance,
     reading_times,
     speculative_metrics,
@@ -24,7 +25,6 @@ from headstart.server.answer_numbers import (
     token_probabilities,
     usage,
 )
-from headstart.server.counterfactual import counterfactual
 from headstart.server.native_answer import native_answer
 from headstart.server.prompts import Prompt
 from headstart.server.schemas import GenerationBody

@@ -1,4 +1,4 @@
-"""POST /infill: fills in text at the cursor, for llama.vim and llama.vscode.
+"""Prompts that fill in text at a cursor, as llama.vim and llama.vscode ask for it.
 
 The prompt, with the vocabulary's markers:
 
@@ -14,38 +14,17 @@ Source: Hui et al. 2024, "Qwen2.5-Coder Technical Report", https://arxiv.org/abs
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
-from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
-
-from headstart.server.answer import answer_prompts, new_call
-from headstart.server.body import read_body
-from headstart.server.native import NativeDialect
 from headstart.server.prompts import Prompt, tokenize_mixed, tokens_text
-from headstart.server.routing import Routes
 from headstart.server.schemas import InfillBody, InfillExtra
 from headstart.types import Vocab
 from headstart.types.errors import NotSupportedError
 from headstart.types.report import WorkerInfo
 
-routes = Routes()
 BYTES_PER_TOKEN = 32  # of text to tokenize per token that a part may take
-
-
-@routes.post("/infill", body=InfillBody, answer="as `/completion`")
-async def infill(http: HttpRequest) -> Response:
-    """Fill in the text between a prefix and a suffix."""
-    body = await read_body(http, InfillBody)
-    call = new_call(http, "infill-")
-
-    def read() -> list[Prompt]:
-        vocab = call.model.vocab
-        tokens = infill_prompt(body, vocab, call.info)
-        return [Prompt(tokens, tokens_text(tokens, vocab), echo="")]
-
-    return await answer_prompts(http, call, body, read, NativeDialect)
 
 
 def fill_in(parts: tuple[str, str], vocab: Vocab, info: WorkerInfo) -> Prompt:
@@ -73,10 +52,10 @@ def infill_prompt(body: InfillBody, vocab: Vocab, info: WorkerInfo) -> list[int]
     quarter = min(info.max_batch_tokens, info.context_size // 2) // 4
     start = [vocab.bos_id] if vocab.add_bos and vocab.bos_id is not None else []
     room = quarter - len(start) - 3
-    line = _last(_plain(_end(body.prompt, room), vocab), room)
-    before, after = _end(body.input_prefix, 3 * quarter), _start(body.input_suffix, room)
-    prefix = _last(_tokens(before, "input_prefix", vocab, info), 3 * quarter)
-    suffix = _tokens(after, "input_suffix", vocab, info)[: max(0, room - len(line))]
+    line = _last(body.prompt, room, "prompt", vocab)
+    prefix = _last(body.input_prefix, 3 * quarter, "input_prefix", vocab)
+    after = _part(body.input_suffix, slice(_reach(body.input_suffix, room)), "input_suffix", vocab)
+    suffix = after[: max(0, room - len(line))]
     others = _other_files(body.input_extra, vocab, info.context_size * 7 // 8 - 4 * quarter)
     return [*start, *others, prefix_marker, *prefix, *line, suffix_marker, *suffix, middle_marker]
 
@@ -98,20 +77,20 @@ def _other_files(extras: Sequence[InfillExtra], vocab: Vocab, room: int) -> list
 
     Its name and the repository's are llama-server's, because requests have none.
     """
-    fim = vocab.fim
-    head = [] if fim.repository is None else [fim.repository, *_plain("myproject\n", vocab)]
-    tail = [] if fim.file is None else [fim.file, *_plain("filename\n", vocab)]
+    fim, tokens = vocab.fim, partial(vocab.tokenize, add_special=False, parse_special=False)
+    head = [] if fim.repository is None else [fim.repository, *tokens("myproject\n")]
+    tail = [] if fim.file is None else [fim.file, *tokens("filename\n")]
     room -= len(head) + len(tail)
     files: list[list[int]] = []  # the last one first
     for extra in reversed(extras):
         if len(extra.text) + len(extra.filename) > BYTES_PER_TOKEN * max(0, room):
             break  # without tokenizing the rest
         name = (
-            _plain("\n\n--- snippet ---\n\n", vocab)
+            tokens("\n\n--- snippet ---\n\n")
             if fim.file is None
-            else [fim.file, *_plain(extra.filename + "\n", vocab)]
+            else [fim.file, *tokens(extra.filename + "\n")]
         )
-        file = name + _plain(extra.text, vocab)
+        file = name + tokens(extra.text)
         if len(file) > room:
             break
         files.append(file)
@@ -119,32 +98,18 @@ def _other_files(extras: Sequence[InfillExtra], vocab: Vocab, room: int) -> list
     return [*head, *chain.from_iterable(reversed(files)), *tail] if room >= 0 else []
 
 
-def _tokens(content: object, field: str, vocab: Vocab, info: WorkerInfo) -> list[int]:
-    # texts are already cut; a character may take several tokens
-    limit = 4 * len(content) + 1 if isinstance(content, str) else info.context_size
-    return tokenize_mixed(
-        content, vocab, field=field, limit=limit, add_special=False, parse_special=False
-    )
+def _last(content: Any, count: int, field: str, vocab: Vocab) -> list[int]:
+    """The last `count` tokens of a text, or of a list of texts and tokens."""
+    tokens = _part(content, slice(-_reach(content, count), None), field, vocab)
+    return tokens[max(0, len(tokens) - count) :]
 
 
-def _end(content: Any, num_tokens: int) -> Any:
-    """An end with at least the last `num_tokens` tokens; the rest is not tokenized."""
-    return content[-_reach(content, num_tokens) :] if isinstance(content, str | list) else content
-
-
-def _start(content: Any, num_tokens: int) -> Any:
-    """A start with at least the first `num_tokens` tokens."""
-    return content[: _reach(content, num_tokens)] if isinstance(content, str | list) else content
-
-
-def _reach(content: str | list[Any], num_tokens: int) -> int:
+def _reach(content: Any, num_tokens: int) -> int:
+    """The part of a content with at least this many tokens; the rest is not tokenized."""
     return max(1, num_tokens) * (BYTES_PER_TOKEN if isinstance(content, str) else 1)
 
 
-def _plain(text: str, vocab: Vocab) -> list[int]:
-    """Tokens of a text without special tokens."""
-    return vocab.tokenize(text, add_special=False, parse_special=False)
-
-
-def _last(tokens: list[int], count: int) -> list[int]:
-    return tokens[max(0, len(tokens) - count) :]
+def _part(content: Any, part: slice, field: str, vocab: Vocab) -> list[int]:
+    """Tokens of a part of a text, or of a list of texts and tokens."""
+    near = content[part] if isinstance(content, str | list) else content
+    return tokenize_mixed(near, vocab, field=field, add_special=False, parse_special=False)
