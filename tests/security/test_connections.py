@@ -99,7 +99,7 @@ def test_a_head_that_came_at_once_has_the_same_limit(client):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    for name in ("HEAD_SECONDS", "BODY_SECONDS", "STALL_SECONDS"):
+    for name in ("HEAD_SECONDS", "PAUSE_SECONDS"):
         monkeypatch.setattr(connections, name, 0.3)
     with serving() as client:
         yield client
@@ -134,7 +134,7 @@ def test_timeout_shortens_the_other_limits():
 
 
 def test_a_client_that_does_not_read_is_disconnected(monkeypatch):
-    monkeypatch.setattr(connections, "STALL_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "PAUSE_SECONDS", 0.3)
     worker = FakeWorker(lambda request: [*say(request, *[b"x" * 4096] * 100)[:-1], HOLD])
     with serving(worker) as client, connected(client) as connection:
         body = b'{"prompt": "a", "stream": true, "n_probs": 1}'

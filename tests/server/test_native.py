@@ -190,6 +190,8 @@ def test_llama_servers_name_of_a_draft_model_is_taken(client, worker, types):
         ({"logprobs": True}, 1),
         ({"logprobs": 3, "n_probs": 2}, 2),
         ({"logprobs": 3, "n_probs": 0}, None),
+        ({"n_probs": -1}, None),
+        ({"logprobs": -1}, None),
     ],
 )
 def test_logprobs_is_another_name_of_n_probs(client, worker, fields, expected):

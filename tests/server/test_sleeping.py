@@ -277,7 +277,7 @@ async def test_a_stream_is_forgotten_without_another_request_whatever_the_clock_
     streams = KeptStreams()
     streams.begin("a", "running")
     await end(streams.begin("a", "over"))
-    monkeypatch.setattr(kept_streams.time, "time", lambda: 0.0)
+    monkeypatch.setattr("time.time", lambda: 0.0)
     for _ in range(9):
         await asyncio.sleep(0)
     assert not streams.find("a", "over")

@@ -220,7 +220,7 @@ def test_an_answer_that_may_begin_with_thoughts_is_constrained_behind_them():
     [
         ({"tool_choice": "maybe"}, "tool_choice is 'maybe' but must be auto, none, required"),
         ({"tool_choice": {"function": {"name": "x"}}}, "names 'x' but the tools are get_weather"),
-        ({"tools": [], "tool_choice": "required"}, "there are no tools"),
+        ({"tools": [], "tool_choice": {"function": {"name": "x"}}}, "there are no tools"),
         ({"tools": [{"type": "retrieval"}]}, "tools.0 must be"),
         ({"tools": [{"function": {"name": ""}}]}, "tools.0.function.name is required"),
         ({"tool_choice": "required", "json_schema": {}}, "exclude each other"),
@@ -228,6 +228,13 @@ def test_an_answer_that_may_begin_with_thoughts_is_constrained_behind_them():
 )
 def test_tools_that_cannot_be_are_refused(client, fields, says):
     assert says in error_of(client.post(CHAT, json=ASKED | fields), 400)
+
+
+def test_calls_cannot_be_required_without_tools_as_in_llama_server(client, worker):
+    for fields in ({"json_schema": {"type": "object"}}, {}):
+        body = ASKED | {"tools": [], "tool_choice": "required"} | fields
+        assert client.post(CHAT, json=body).status_code == 200
+        assert bool(worker.requests[-1].constraint) == bool(fields)
 
 
 def test_props_say_which_format_was_found(client):

@@ -31,7 +31,7 @@ from headstart.types.request import Event, FinishEvent, ProgressEvent, TokenEven
 MAX_PARTS = 2000  # parts of an answer that are encoded faster than handing over to a thread takes
 
 
-def new_call(http: HttpRequest, prefix: str, *, stop: tuple[str, ...] = ()) -> Call:
+def new_call(http: HttpRequest, prefix: str) -> Call:
     """Start a call whose id begins with `prefix`.
 
     Raises:
@@ -47,7 +47,6 @@ def new_call(http: HttpRequest, prefix: str, *, stop: tuple[str, ...] = ()) -> C
         tenant=tenant,
         model=service.served,
         info=service.info,
-        stop=stop,
         adapter_scales=service.adapter_scales.get(tenant),
     )
 
@@ -124,7 +123,8 @@ async def _submit(
     service = service_of(http)
     seconds = dialect.body.sse_ping_interval
     seconds = service.config.sse_ping_interval if seconds is None else seconds
-    has_pings = seconds > 0 and dialect.can_ping and dialect.body.stream
+    takes_pings = dialect.media_type == Dialect.media_type  # a line of JSON cannot be a comment
+    has_pings = seconds > 0 and takes_pings and dialect.body.stream
     max_silence = seconds if has_pings else None
     requests = [choice.request for choice in dialect.choices]
     stack.enter_context(service.holding(caller_of(http.scope).tenant, len(requests)))

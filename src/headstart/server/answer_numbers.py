@@ -1,4 +1,4 @@
-"""Numbers of an answer as JSON: usage, timings, acceptance, log probabilities, provenance, and what
+"""Numbers of an answer as JSON: timings, acceptance, log probabilities, provenance, and what
 each speculator would have yielded alone.
 """
 
@@ -17,19 +17,6 @@ from headstart.types.speculation_stats import SpeculationStats
 
 Emission = tuple[int, TokenEvent]
 """The tokens of a step, and its index in the answer, from 0."""
-
-
-def usage(stats: Sequence[RequestStats], num_prompts: int) -> dict[str, Any]:
-    """OpenAI's token counts; a prompt shared by several choices counts once."""
-    first_of_prompt = stats[:: max(1, len(stats) // num_prompts)]
-    num_prompt = sum(one.num_prompt for one in first_of_prompt)
-    num_emitted = sum(one.num_emitted for one in stats)
-    return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_emitted,
-        "total_tokens": num_prompt + num_emitted,
-        "prompt_tokens_details": {"cached_tokens": sum(one.num_cached for one in first_of_prompt)},
-    }
 
 
 def timings(stats: RequestStats) -> dict[str, Any]:

@@ -89,7 +89,7 @@ async def answer_chat(
     """Answer the chat body that `make` returns, off the event loop if it is long, in the form of
     `dialect`; the call's id begins with `prefix`.
     """
-    call = new_call(http, prefix, stop=service_of(http).served.template.stop)
+    call = new_call(http, prefix)
     body, media = await _with_media(http, make)
 
     def prepare() -> Dialect:

@@ -163,7 +163,7 @@ class NativeDialect(SingleDialect):
         for choice in self.choices:
             tokens = choice.tokens if self.body.return_tokens else ()
             final = native_answer(self.call, self.body, choice, self.full_text(choice), tokens)
-            final |= self.extras(choice.everything(choice.text))
+            final |= self.extras(choice)
             if choice.logprobs:
                 final["completion_probabilities"] = self.probabilities(choice, choice.logprobs)
             finals.append(self._picked(final))

@@ -24,8 +24,7 @@ log = logging.getLogger(__name__)
 MAX_HEAD_BYTES = 64 << 10
 MAX_PIPELINED = 16  # requests of one connection queued behind earlier answers
 HEAD_SECONDS = 30.0  # from connecting to the end of a request's head
-BODY_SECONDS = 60.0  # between two pieces of a body
-STALL_SECONDS = 60.0  # without reading, once the buffers are full
+PAUSE_SECONDS = 60.0  # between two pieces of a body, or without reading once the buffers are full
 _LONG_HEAD = f"the head of the request is larger than {MAX_HEAD_BYTES >> 10} KiB; shorten it"
 
 
@@ -36,8 +35,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().__init__(**rest)
         self._max_connections = max_connections
         self._head_seconds = min(HEAD_SECONDS, timeout)
-        self._body_seconds = min(BODY_SECONDS, timeout)
-        self._stall_seconds = min(STALL_SECONDS, timeout)
+        self._pause_seconds = min(PAUSE_SECONDS, timeout)
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         # the request being answered; `cycle` is the last one read
@@ -96,7 +94,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._num_unused > MAX_HEAD_BYTES:
             self._refuse(ApiError(431, _LONG_HEAD))
         elif self._is_reading_body:
-            self._set_timer(self._body_seconds, self._body_is_late)
+            self._set_timer(self._pause_seconds, self._body_is_late)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -153,7 +151,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stall = self.loop.call_later(self._stall_seconds, self._reader_is_late)
+        self._stall = self.loop.call_later(self._pause_seconds, self._reader_is_late)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -190,14 +188,14 @@ class LimitedProtocol(HttpToolsProtocol):
     def _body_is_late(self) -> None:
         self._timer = None
         if self.flow.read_paused:  # the server has paused reading
-            self._set_timer(self._body_seconds, self._body_is_late)
+            self._set_timer(self._pause_seconds, self._body_is_late)
             return
-        self._refuse(ApiError(408, f"nothing of the body came for {self._body_seconds:g} seconds"))
+        self._refuse(ApiError(408, f"nothing of the body came for {self._pause_seconds:g} seconds"))
 
     def _reader_is_late(self) -> None:
         """The buffers are full, so no error can be sent."""
         self._stall = None
-        log.info("a client did not read its answer for %g s", self._stall_seconds)
+        log.info("a client did not read its answer for %g s", self._pause_seconds)
         self.transport.abort()
 
     def _refuse(self, error: HeadstartError) -> None:

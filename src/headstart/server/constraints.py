@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 
 from headstart.config import SamplingConfig
+from headstart.server.body import is_id
 from headstart.server.errors import not_supported, shorten, wrong_value
-from headstart.server.limits import is_id
 from headstart.server.schemas import GenerationBody
 from headstart.types import Vocab
 from headstart.types.constraint import Constraint, ConstraintKind

@@ -23,7 +23,6 @@ from headstart.server.answer_numbers import (
     sum_stats,
     timings,
     token_probabilities,
-    usage,
 )
 from headstart.server.native_answer import native_answer
 from headstart.server.prompts import Prompt
@@ -130,10 +129,6 @@ class Choice:
         self.message.add(named, len(self.tokens))
         return named
 
-    def everything(self, text: str) -> Piece:
-        """The whole answer as one piece; `text` may include the prompt."""
-        return Piece(text, self.tokens, self.logprobs, self.emissions)
-
     @property
     def stats(self) -> RequestStats:
         """Final numbers; before the end, those known so far."""
@@ -165,7 +160,6 @@ class Dialect(ABC):
 
     ends_with_done: ClassVar[bool] = False  # `data: [DONE]` closes a stream
     media_type: ClassVar[str] = "text/event-stream"
-    can_ping: ClassVar[bool] = True  # comments may be sent during silence
 
     def __init__(self, call: Call, body: GenerationBody, choices: list[Choice]) -> None:
         self.call = call
@@ -218,7 +212,7 @@ class Dialect(ABC):
         """The answer, after the prompt if the body asks for an echo."""
         return choice.prompt.echo + choice.text if self.body.echo else choice.text
 
-    def extras(self, piece: Piece) -> Chunk:
+    def extras(self, piece: Piece | Choice) -> Chunk:
         """Per-token data that the body requests."""
         extras: Chunk = {}
         vocab = self.call.model.vocab
@@ -294,7 +288,8 @@ class OpenAIDialect(SingleDialect):
     def whole(self) -> Chunk:
         entries = []
         for choice in self.choices:
-            piece = choice.everything(self.full_text(choice))
+            text = self.full_text(choice)
+            piece = Piece(text, choice.tokens, choice.logprobs, choice.emissions)
             entries.append(
                 self.entry(choice, piece, is_whole=True) | {"finish_reason": choice.finish_reason}
             )
@@ -312,9 +307,18 @@ class OpenAIDialect(SingleDialect):
         }
 
     def usage(self) -> Chunk:
-        """Tokens of all choices, counted as OpenAI does."""
-        num_prompts = len({id(choice.prompt) for choice in self.choices})
-        return usage([choice.stats for choice in self.choices], num_prompts)
+        """OpenAI's token counts; a prompt shared by several choices counts once."""
+        stats = [choice.stats for choice in self.choices]
+        num_each = len(stats) // len({id(choice.prompt) for choice in self.choices})
+        num_prompt = sum(one.num_prompt for one in stats[::num_each])
+        num_cached = sum(one.num_cached for one in stats[::num_each])
+        num_emitted = sum(one.num_emitted for one in stats)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_emitted,
+            "total_tokens": num_prompt + num_emitted,
+            "prompt_tokens_details": {"cached_tokens": num_cached},
+        }
 
     def numbers(self) -> Chunk:
         numbers = super().numbers()

@@ -20,10 +20,9 @@ from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.server.body import Body, Int, off_loop, read_body
+from headstart.server.body import MAX_INPUTS, Body, Int, check_length, is_id, off_loop, read_body
 from headstart.server.errors import not_supported, shorten, wrong_value
 from headstart.server.event_stream import single_event
-from headstart.server.limits import MAX_INPUTS, check_length, is_id
 from headstart.server.media import (
     Media,
     Source,

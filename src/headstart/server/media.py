@@ -20,10 +20,9 @@ from urllib.parse import urljoin, urlsplit
 from starlette.requests import Request as HttpRequest
 
 from headstart.config import ServerConfig
-from headstart.server.body import off_loop
+from headstart.server.body import check_length, off_loop
 from headstart.server.errors import ApiError, not_supported, shorten
 from headstart.server.event_stream import single_event
-from headstart.server.limits import check_length
 from headstart.server.media_files import MOST_BYTES, safe_file
 from headstart.server.service import service_of
 from headstart.server.threads import unless_left

@@ -14,12 +14,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.answer import answer_prompts, new_call
-from headstart.server.body import make_body, read_body
+from headstart.server.body import MAX_INPUTS, check_length, make_body, read_body
 from headstart.server.chat import answer_chat
 from headstart.server.embeddings import embed, embedding_info, normalize, read_inputs, written
 from headstart.server.errors import wrong_value
 from headstart.server.infill import fill_in
-from headstart.server.limits import MAX_INPUTS, check_length
 from headstart.server.ollama_dialect import (
     OLLAMA_VERSION,
     OllamaBody,

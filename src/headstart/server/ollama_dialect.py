@@ -240,7 +240,6 @@ class OllamaDialect(Dialect):
     """Lines of /api/chat or /api/generate; `model` is the name in the request."""
 
     media_type = "application/x-ndjson"
-    can_ping = False  # clients parse each line as JSON
 
     def __init__(
         self,

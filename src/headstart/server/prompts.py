@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from headstart.server.body import MAX_PROMPTS, check_length, is_id
 from headstart.server.conversation import RenderedChat, render_chat
 from headstart.server.errors import shorten
-from headstart.server.limits import MAX_PROMPTS, check_length, is_id
 from headstart.server.media import MARKER, Media, place, prompt_media
 from headstart.server.schemas import ChatBody
 from headstart.server.service import ServedModel
@@ -99,7 +99,7 @@ def tokenize_mixed(
 
 
 def tokenize_around(text: str, media: Media, vocab: Vocab, limit: int) -> Prompt:
-    """A prompt whose text has a marker for each file.
+    """A prompt whose text has a marker for each of these files.
 
     Raises:
         ContextLengthError: there are more than `limit` tokens.
@@ -139,13 +139,8 @@ def read_chat(
     chat: RenderedChat, model: ServedModel, context_size: int, media: Media = ()
 ) -> Prompt:
     """Tokenize rendered messages."""
-    if media:
-        prompt = tokenize_around(chat.text, media, model.vocab, context_size)
-        return replace(prompt, echo=chat.content)
-    tokens = tokenize_mixed(
-        chat.text, model.vocab, field="messages", limit=context_size, add_special=True
-    )
-    return Prompt(tokens, chat.text, echo=chat.content)
+    prompt = tokenize_around(chat.text, media, model.vocab, context_size)
+    return replace(prompt, echo=chat.content)
 
 
 def render_messages(body: ChatBody, model: ServedModel) -> RenderedChat:

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from headstart.config import SamplingConfig
+from headstart.server.body import MAX_NAMES, check_length, is_id
 from headstart.server.constraints import default_constraint
-from headstart.server.errors import shorten, wrong_value
-from headstart.server.limits import MAX_NAMES, check_length
+from headstart.server.errors import wrong_value
 from headstart.server.schemas import GenerationBody
 from headstart.server.service import RequestDefaults
 from headstart.types import Vocab
@@ -75,6 +75,8 @@ def sampling_params(
     )
     if body.dry_sequence_breakers is not None:
         given["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
+    if (given["dry_base"] or 1.0) < 1.0:  # as in llama-server
+        given["dry_base"] = None
     changes = {name: value for name, value in given.items() if value is not None}
     return dataclasses.replace(defaults.sampling, **_clamped(changes))
 
@@ -177,53 +179,40 @@ def _flag_logit_bias(text: str) -> LogitBias:
 
 
 def _read_logit_bias(value: Any, vocab: Vocab) -> LogitBias:
-    """Read both forms; a text biases every token of it.
+    """Read both forms; a text biases every token of it. Anything else is skipped, as in
+    llama-server.
 
     Raises:
-        RequestError: it has neither form, names no token, or has too many entries.
+        RequestError: it has too many entries.
     """
-    if isinstance(value, Mapping | list):
-        check_length("logit_bias", value, vocab.size)
-    pairs = list(value.items()) if isinstance(value, Mapping) else value
-    if not isinstance(pairs, list) or not all(
-        isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
-    ):
-        raise RequestError("logit_bias must be an object {token: bias} or a list of [token, bias]")
+    is_object = isinstance(value, dict)
+    pairs = list(value.items()) if is_object else value if isinstance(value, list) else []
+    check_length("logit_bias", pairs, vocab.size)
     biases: dict[int, float] = {}
     texts: list[str] = []
-    for name, bias in pairs:
-        token, number = _bias_token(name, is_key=isinstance(value, Mapping)), _bias(name, bias)
+    for pair in pairs:
+        match pair:
+            case [token, False]:
+                amount = -math.inf
+            case [token, int() | float() as bias] if bias is not True:
+                amount = _finite_bias(bias)
+            case _:
+                continue
+        if is_object and re.fullmatch(r"-?[0-9]{1,12}", token):  # JSON keys are strings
+            token = int(token)
         if isinstance(token, str):
             texts.append(token)
             check_length("logit_bias", texts, 1024, "texts")
             check_length("logit_bias", token.encode(), 1024, "bytes")
             ids = vocab.tokenize(token, add_special=False, parse_special=False)
         else:
-            ids = [token] if 0 <= token < vocab.size else []  # unknown ids have no effect
+            ids = [token] if is_id(token) and 0 <= token < vocab.size else []
         for token_id in ids:
-            total = biases.get(token_id, 0.0) + number
+            total = biases.get(token_id, 0.0) + amount
             biases[token_id] = total if math.isinf(total) else _finite_bias(total)
     return LogitBias(biases)
-
-
-def _bias(token: Any, bias: Any) -> float:
-    if bias is False:
-        return -math.inf
-    if isinstance(bias, bool) or not isinstance(bias, int | float):
-        raise wrong_value(f"logit_bias of {shorten(token)}", bias, "a number, or false to ban it")
-    return _finite_bias(bias)
 
 
 def _finite_bias(bias: float) -> float:
     """Limit a bias, so that the sampler's sums stay finite in float32 at any temperature."""
     return float(max(-1e30, min(1e30, bias)))
-
-
-def _bias_token(token: Any, *, is_key: bool) -> int | str:
-    if is_key and re.fullmatch(r"-?[0-9]{1,12}", token):  # JSON keys are strings, ids included
-        token = int(token)
-    if not isinstance(token, str | int) or isinstance(token, bool):
-        raise RequestError(
-            f"logit_bias names the token {shorten(token)} but must name an id or a text"
-        )
-    return token

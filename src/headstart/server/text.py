@@ -8,9 +8,8 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.server.body import read_body
+from headstart.server.body import check_length, is_id, read_body
 from headstart.server.errors import wrong_value
-from headstart.server.limits import check_length, is_id
 from headstart.server.media import take_media
 from headstart.server.prompts import (
     check_token,

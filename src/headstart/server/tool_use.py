@@ -38,31 +38,28 @@ def prepare_reading(
         answer_format = AnswerFormat(thinking=answer_format.thinking, calls=calls)
     splits_thoughts = (body.reasoning_format or model.config.chat.reasoning_format) != "none"
     read = tools if mode != "none" and body.parse_tool_calls else Tools()
-    constraint = None
-    if tools and mode != "none":
-        rules = CallRules(tools, names, _is_parallel(body, model), _token_finder(model.vocab))
-        thoughts = thought_marks(answer_format, chat, model.vocab)
+    marks = thought_marks(answer_format, chat, model.vocab)
+    rules = CallRules(tools, names, _is_parallel(body, model), _token_finder(model.vocab))
+    constraint = choices[0].request.constraint
+    if constraint and mode == "required":
+        raise RequestError("tool_choice required and a constraint of the answer exclude each other")
+    if constraint:
+        if marks and not (marks.is_open or splits_thoughts or constraint.triggers):
+            marks = None  # reasoning would be content
+        is_begun = chat.start == "content"
+        constraint = _of_the_body(constraint, answer_format, marks, rules, is_begun=is_begun)
+    elif tools and mode != "none":
         if mode != "required" and not splits_thoughts:  # reasoning may contain calls, too
-            thoughts = None
-        constraint = _of_the_tools(answer_format, rules, thoughts, mode)
+            marks = None
+        constraint = _of_the_tools(answer_format, rules, marks, mode)
     shown = _marker_tokens(answer_format, model.vocab)
     limit = chat_thoughts(body, model, chat)
     for choice in choices:
         choice.parser = AnswerReader(
             answer_format.read, read, chat.start, splits_thoughts=splits_thoughts
         )
-        wanted = choice.request.constraint
-        if wanted and mode == "required":
-            raise RequestError(
-                "tool_choice required and a constraint of the answer exclude each other"
-            )
         choice.request = dataclasses.replace(
-            choice.request,
-            constraint=_of_the_body(wanted, model, chat, splits_thoughts=splits_thoughts)
-            if wanted
-            else constraint,
-            shown_tokens=shown,
-            thoughts=limit,
+            choice.request, constraint=constraint, shown_tokens=shown, thoughts=limit
         )
 
 
@@ -82,9 +79,7 @@ def _tool_choice(body: ChatBody, tools: Tools) -> tuple[str, Sequence[str]]:
     if choice not in ("auto", "none", "required"):
         wanted = 'auto, none, required or {"type": "function", "function": {"name": ...}}'
         raise wrong_value("tool_choice", choice, wanted)
-    if choice == "required" and not tools:
-        raise RequestError("tool_choice is required but there are no tools; send some")
-    return choice, tuple(tools)
+    return choice if tools else "none", tuple(tools)
 
 
 def _is_parallel(body: ChatBody, model: ServedModel) -> bool:
@@ -94,37 +89,38 @@ def _is_parallel(body: ChatBody, model: ServedModel) -> bool:
 
 
 def _of_the_tools(
-    answer_format: AnswerFormat, rules: CallRules, thoughts: ThoughtMarks | None, mode: str
+    answer_format: AnswerFormat, rules: CallRules, marks: ThoughtMarks | None, mode: str
 ) -> Constraint | None:
     """The constraint of required calls, or of those that may follow a trigger."""
     calls = answer_format.calls
     if calls is None:
         return None
     if mode == "required":
-        before = before_rules(answer_format.after_thoughts, "", rules.token_of) if thoughts else ""
-        return dataclasses.replace(required_calls(calls, rules), thoughts=thoughts, before=before)
+        before = before_rules(answer_format.after_thoughts, "", rules.token_of) if marks else ""
+        return dataclasses.replace(required_calls(calls, rules), thoughts=marks, before=before)
     constraint = calls_at_a_trigger(calls, rules)
     if constraint is None or answer_format.calls_end_thoughts:
         return constraint
-    return dataclasses.replace(constraint, thoughts=thoughts)
+    return dataclasses.replace(constraint, thoughts=marks)
 
 
 def _of_the_body(
-    constraint: Constraint, model: ServedModel, chat: RenderedChat, *, splits_thoughts: bool
+    constraint: Constraint,
+    answer_format: AnswerFormat,
+    marks: ThoughtMarks | None,
+    rules: CallRules,
+    *,
+    is_begun: bool,
 ) -> Constraint:
     """A body's own constraint, applied to the text after the reasoning."""
-    answer_format, vocab = model.answer_format, model.vocab
-    thoughts = thought_marks(answer_format, chat, vocab)
     if constraint.triggers:
-        return dataclasses.replace(constraint, thoughts=thoughts)
-    if answer_format.thinking is None or chat.start == "content":
+        return dataclasses.replace(constraint, thoughts=marks)
+    if answer_format.thinking is None or is_begun:
         return constraint
-    if thoughts and not thoughts.is_open and not splits_thoughts:
-        thoughts = None  # reasoning would be content
     after = answer_format.after_thoughts
     header = answer_format.thinking.answer.removeprefix(after)
-    before = before_rules(after, header, _token_finder(vocab))
-    return dataclasses.replace(constraint, thoughts=thoughts, before=before)
+    before = before_rules(after, header, rules.token_of)
+    return dataclasses.replace(constraint, thoughts=marks, before=before)
 
 
 def _marker_tokens(answer_format: AnswerFormat, vocab: Vocab) -> frozenset[int]:

@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 
 from headstart.config import SPECULATOR_ALIASES
 from headstart.server.adapters import adapter_key, request_scales
+from headstart.server.body import MAX_PROMPTS, MAX_TOLD, check_length
 from headstart.server.constraints import read_constraint
 from headstart.server.conversation import tagged_thoughts
 from headstart.server.errors import not_supported, wrong_value
-from headstart.server.limits import MAX_PROMPTS, MAX_TOLD, check_length
 from headstart.server.prompts import Prompt
 from headstart.server.sampling import read_names, sampling_params
 from headstart.server.schemas import ChatBody, CompletionBody, GenerationBody, SpeculativeBody
 from headstart.server.service import RequestDefaults, ServedModel
-from headstart.types import DraftMode, Vocab
+from headstart.types import DraftMode
 from headstart.types.errors import RequestError
 from headstart.types.report import WorkerInfo
 from headstart.types.request import Request, SpeculativeParams
@@ -35,7 +35,6 @@ class Call:
     fingerprint: str
     model: ServedModel
     info: WorkerInfo
-    stop: tuple[str, ...] = ()  # besides the body's
     adapter_scales: tuple[float, ...] | None = None  # for bodies without `lora`
 
 
@@ -60,13 +59,14 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
     # OpenAI's `echo` with log probabilities includes those of the prompt
     scores_prompt = isinstance(body, CompletionBody) and body.echo and num_logprobs is not None
     has_tools = isinstance(body, ChatBody) and bool(body.tools) and body.tool_choice != "none"
+    own_stop = call.model.template.stop if isinstance(body, ChatBody) else ()
     constraint = read_constraint(body, vocab) or (None if has_tools else defaults.constraint)
     # wraps around, as in llama-server
     slot_id = None if body.id_slot < 0 else body.id_slot % call.info.num_slots
     make = partial(
         Request,
         max_tokens=max_tokens,
-        stop=_stop(body.stop or list(defaults.stop)) + tuple(stop.encode() for stop in call.stop),
+        stop=_stop(body.stop or list(defaults.stop)) + tuple(stop.encode() for stop in own_stop),
         min_indent=max(0, body.n_indent),
         num_logprobs=num_logprobs,
         post_sampling_probs=body.post_sampling_probs,
@@ -96,24 +96,20 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
         )
         for index, prompt in enumerate(prompt for prompt in prompts for _ in range(num_each))
     ]
-    _check_told(requests[0], prompts, num_each, vocab)
+    _check_told(requests[0], prompts, num_each)
     return requests
 
 
-def _check_told(first: Request, prompts: list[Prompt], num_choices: int, vocab: Vocab) -> None:
+def _check_told(first: Request, prompts: list[Prompt], num_choices: int) -> None:
     """Limit how much request data is echoed back: every choice repeats its own request."""
-    num_biases = len(first.sampling.logit_bias)
-    if num_biases * len(prompts) * num_choices > (limit := max(1 << 16, vocab.size)):
-        raise RequestError(
-            f"logit_bias holds {num_biases} entries for each of {len(prompts)} "
-            f"prompts with n = {num_choices}, but at most {limit} are taken in all; send fewer"
-        )
-    text = first.constraint.text if first.constraint else ""
-    size = num_choices * sum(len(text) + len(prompt.text) for prompt in prompts)
+    constraint = first.constraint.text if first.constraint else ""
+    # an entry of logit_bias is an object, which is written as fast as many characters
+    own = len(constraint) + 256 * len(first.sampling.logit_bias)
+    size = num_choices * sum(own + len(prompt.text) for prompt in prompts)
     if size > MAX_TOLD and len(prompts) * num_choices > 1:
         raise RequestError(
-            f"the answers would repeat {size} characters of prompts and the constraint but at most "
-            f"{MAX_TOLD} are sent; ask for fewer at once"
+            f"the answers would repeat {size} characters of prompts, logit_bias and the constraint "
+            f"but at most {MAX_TOLD} are sent; ask for fewer at once"
         )
 
 
@@ -147,7 +143,9 @@ def _num_logprobs(body: GenerationBody, max_tokens: int | None, call: Call) -> i
     num_tokens = max(1, size if max_tokens is None else min(size, max_tokens))
     # for all tokens of an answer, at most some 250 MB
     limit = min(max(128, (1 << 21) // num_tokens), call.model.vocab.size)
-    if value is not None and not 0 <= value <= limit:
+    if value is None or value < 0:  # off, as in llama-server
+        return None
+    if value > limit:
         raise wrong_value(field, value, f"from 0 to {limit}; ask for fewer, or for fewer tokens")
     return value
 
