@@ -18,8 +18,8 @@ from tests.templates.conversations import BUILT_IN_CONVERSATIONS, CONVERSATIONS,
 
 from headstart.config import ChatConfig
 from headstart.engine.chat_templates import built_in_templates
+from headstart.server.answer_numbers import generation_settings
 from headstart.server.conversation import render_chat
-from headstart.server.native_answer import generation_settings
 from headstart.server.schemas import ChatBody, CompletionBody, NativeBody
 from headstart.text.chat_template import ChatTemplate
 from headstart.types.errors import HeadstartError

@@ -11,13 +11,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.answer import answer_prompts, new_call
-from headstart.server.answer_numbers import legacy_logprobs, token_probabilities
+from headstart.server.answer_numbers import legacy_logprobs, native_answer, token_probabilities
 from headstart.server.body import read_body
 from headstart.server.dialect import Choice, Chunk, OpenAIDialect, Piece, SingleDialect
 from headstart.server.errors import not_supported
 from headstart.server.infill import fill_in, infill_prompt
 from headstart.server.media import read_prompt_media
-from headstart.server.native_answer import native_answer
 from headstart.server.prompts import Prompt, read_prompts, tokens_text
 from headstart.server.routing import Routes
 from headstart.server.schemas import CompletionBody, InfillBody, NativeBody

@@ -17,6 +17,7 @@ from headstart.server import sse
 from headstart.server.answer_numbers import (
     Emission,
     counterfactual,
+    native_answer,
     provenance,
     reading_times,
     speculative_metrics,
@@ -24,7 +25,6 @@ from headstart.server.answer_numbers import (
     timings,
     token_probabilities,
 )
-from headstart.server.native_answer import native_answer
 from headstart.server.prompts import Prompt
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call

@@ -195,22 +195,6 @@ def _local(name: str, folder: str | None) -> bytes:
     raise RequestError(f"file://{shorten(name)} is not in the folder of --media-path")
 
 
-def place(
-    texts: Sequence[list[int]], files: Media
-) -> tuple[list[int], tuple[tuple[int, MediaChunk], ...]]:
-    """Join texts and the files between them; returns the prompt and its chunks' positions."""
-    tokens, media = list(texts[0]), []
-    for parts, text in zip(files, texts[1:], strict=True):
-        for part in parts:
-            if isinstance(part, MediaChunk):
-                media.append((len(tokens), part))
-                tokens += part.ids()
-            else:
-                tokens += part
-        tokens += text
-    return tokens, tuple(media)
-
-
 async def public_address(host: str, port: int) -> str:
     """An address of a host, all of whose addresses are public: protects the local network.
 

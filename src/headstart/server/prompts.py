@@ -9,7 +9,7 @@ from typing import Any
 from headstart.server.body import MAX_PROMPTS, check_length, is_id
 from headstart.server.conversation import RenderedChat, render_chat
 from headstart.server.errors import shorten
-from headstart.server.media import MARKER, Media, place, prompt_media
+from headstart.server.media import MARKER, Media, prompt_media
 from headstart.server.schemas import ChatBody
 from headstart.server.service import ServedModel
 from headstart.structures.interruption import time_limit
@@ -37,12 +37,11 @@ def read_prompts(prompt: Any, vocab: Vocab, context_size: int, media: Media = ()
     `media`: the parts for the files of all prompts, in order (see `prompt_media`).
     """
     left = iter(media)
-    if isinstance(prompt, list) and not any(is_id(part) for part in prompt):
-        if not prompt:
-            raise RequestError("prompt is an empty list; give at least one text or token id")
-        check_length("prompt", prompt, MAX_PROMPTS, "prompts")
-        return [read_prompt(part, vocab, context_size, left) for part in prompt]
-    return [read_prompt(prompt, vocab, context_size, left)]
+    prompts = prompt if isinstance(prompt, list) and not any(map(is_id, prompt)) else [prompt]
+    if not prompts:
+        raise RequestError("prompt is an empty list; give at least one text or token id")
+    check_length("prompt", prompts, MAX_PROMPTS, "prompts")
+    return [read_prompt(one, vocab, context_size, left) for one in prompts]
 
 
 def read_prompt(
@@ -111,14 +110,16 @@ def tokenize_around(text: str, media: Media, vocab: Vocab, limit: int) -> Prompt
             f"the prompt has {len(pieces) - 1} places for files (the media_marker of /props) but "
             f"{len(media)} files"
         )
-    texts = [
-        vocab.tokenize(piece, add_special=index == 0, parse_special=True)
-        for index, piece in enumerate(pieces)
-    ]
-    tokens, chunks = place(texts, media)
+    tokens, chunks = list[int](), list[tuple[int, MediaChunk]]()
+    for piece, parts in zip(pieces, [*media, ()], strict=True):
+        tokens += vocab.tokenize(piece, add_special=not tokens, parse_special=True)
+        for part in parts:
+            if isinstance(part, MediaChunk):
+                chunks.append((len(tokens), part))
+            tokens += part.ids() if isinstance(part, MediaChunk) else part
     if len(tokens) > limit:
         raise ContextLengthError(len(tokens), limit)
-    return Prompt(tokens, text, text, chunks)
+    return Prompt(tokens, text, text, tuple(chunks))
 
 
 def check_token(token: int, vocab: Vocab, field: str) -> int:

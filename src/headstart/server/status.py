@@ -15,12 +15,11 @@ from starlette.requests import Request as HttpRequest
 
 from headstart.config import ServerConfig
 from headstart.server.adapters import adapter_key, request_scales
-from headstart.server.answer_numbers import draft_counts
+from headstart.server.answer_numbers import draft_counts, generation_settings
 from headstart.server.body import Body, read_body
 from headstart.server.errors import ApiError, shorten, wrong_value
 from headstart.server.event_stream import single_event
 from headstart.server.media import MARKER
-from headstart.server.native_answer import generation_settings
 from headstart.server.ollama import ollama_model
 from headstart.server.routing import Routes
 from headstart.server.schemas import SlotBody
