@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -42,7 +43,7 @@ def new_call(http: HttpRequest, prefix: str) -> Call:
         raise NotSupportedError(service.info.why_no_text)
     return Call(
         id=prefix + secrets.token_hex(12),
-        created=int(service.clock()),
+        created=int(time.time()),
         fingerprint=service.fingerprint,
         tenant=tenant,
         model=service.served,

@@ -23,12 +23,6 @@ if TYPE_CHECKING:
 
 Emission = tuple[int, TokenEvent]
 """The tokens of a step, and its index in the answer, from 0."""
-# parameters of llama-server that have no effect here
-OFF = {
-    "mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "adaptive_target": -1.0,
-    "adaptive_decay": 0.9, "backend_sampling": False, "preserved_tokens": [],
-    "reasoning_in_content": False, "chat_format": "peg-native", "generation_prompt": "",
-}  # fmt: skip
 
 
 def timings(stats: RequestStats) -> dict[str, Any]:
@@ -319,7 +313,17 @@ def generation_settings(
     limit = -1 if request.max_tokens is None else request.max_tokens
     speculative = request.speculative
     return {
-        **OFF,
+        # of no effect here
+        "mirostat": 0,
+        "mirostat_tau": 5.0,
+        "mirostat_eta": 0.1,
+        "adaptive_target": -1.0,
+        "adaptive_decay": 0.9,
+        "backend_sampling": False,
+        "preserved_tokens": [],
+        "reasoning_in_content": False,
+        "chat_format": "peg-native",
+        "generation_prompt": "",
         **settings,
         "logit_bias": [  # false for banned tokens, because JSON has no infinity
             {"token": token, "bias": value if math.isfinite(value) else False}

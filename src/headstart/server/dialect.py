@@ -7,7 +7,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from codecs import IncrementalDecoder
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -63,7 +63,6 @@ class Choice:
     index: int
     request: Request
     prompt: Prompt
-    clock: Callable[[], float] = time.monotonic
     text: str = ""  # complete after the last event
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -97,7 +96,7 @@ class Choice:
 
     def _add(self, event: TokenEvent) -> Piece:
         if self._first_token_at is None:
-            self._first_token_at = self.clock()
+            self._first_token_at = time.monotonic()
         self.tokens += event.tokens
         self.slot_id = event.slot_id
         self.logprobs += event.logprobs
@@ -140,7 +139,7 @@ class Choice:
             num_cached=progress.num_cached if progress else 0,
             num_emitted=len(self.tokens),
             prompt_seconds=progress.seconds if progress else 0.0,
-            generation_seconds=self.clock() - self._first_token_at
+            generation_seconds=time.monotonic() - self._first_token_at
             if self._first_token_at is not None
             else 0.0,
         )
@@ -280,7 +279,7 @@ class OpenAIDialect(SingleDialect):
         last = self.entry(choice, Piece(), is_whole=False) | {"finish_reason": choice.finish_reason}
         chunks = [self.frame(self.chunk_kind, [last])]
         if all(one.finish for one in self.choices):
-            if self.body.stream_options.include_usage:
+            if self.body.stream_options.get("include_usage") is True:
                 chunks.append(self.frame(self.chunk_kind, []) | {"usage": self.usage()})
             chunks[-1] |= self.numbers()
         return chunks

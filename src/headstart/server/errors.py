@@ -176,8 +176,7 @@ async def _answer(request: Request, error: Exception) -> Response:
             404: f"there is no {shown} here",
             405: f"{shown} does not take {request.method}, only {headers.get('Allow', '')}",
         }
-        status = error.status_code if error.status_code in TYPES else 500
-        error = ApiError(status, words.get(status, str(error.detail)))
+        error = ApiError(error.status_code, words[error.status_code])
     if isinstance(error, HeadstartError):  # Starlette raises others again, and they are logged
         log_failure(error)
     if isinstance(error, QuotaError):

@@ -29,7 +29,7 @@ from headstart.server.threads import unless_left
 from headstart.structures.interruption import progress
 from headstart.structures.tenants import caller_of
 from headstart.types.errors import RequestError
-from headstart.types.media import MediaChunk, MediaPart, MediaQuestion
+from headstart.types.media import MediaPart, MediaQuestion
 
 # placeholder for a file in a prompt's text; secret
 MARKER = os.environ.get("LLAMA_MEDIA_MARKER") or f"<__media_{secrets.token_hex(16)}__>"

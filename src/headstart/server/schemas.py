@@ -57,12 +57,6 @@ class AdapterScale(Body):
     scale: float = Field(0.0, allow_inf_nan=False)
 
 
-class StreamOptions(Body):
-    """How to stream."""
-
-    include_usage: bool = False
-
-
 class GenerationBody(SamplingBody):
     """Fields of all routes that generate text."""
 
@@ -78,7 +72,9 @@ class GenerationBody(SamplingBody):
         None, description='{"id or text": bias} or [[id or text, bias]]; bias false bans'
     )
     stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: dict[str, Any] = Field(
+        default_factory=dict, description="{include_usage}: a last chunk has the usage"
+    )
     n: Int = 1
     n_cmpl: Int | None = Field(None, description="the same as n")
     n_predict: Int | None = Field(

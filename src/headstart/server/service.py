@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -75,7 +75,6 @@ class Service:
 
     config: ServerConfig
     worker: Worker
-    clock: Callable[[], float] = time.time
     started_at: float = field(default_factory=time.time)
     model: ServedModel | None = None
     load_failure: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict
@@ -62,7 +63,7 @@ class EventFeed:
                 self._latest = sse.event(self._state(report))
                 self._changed.set()
                 self._changed = asyncio.Event()
-            self._history.append(_counts(self._service.clock(), report))
+            self._history.append(_counts(time.time(), report))
             await asyncio.sleep(SECONDS)
 
     def stop(self) -> None:
@@ -71,7 +72,7 @@ class EventFeed:
         self._changed.set()
 
     def _state(self, report: WorkerReport) -> dict[str, Any]:
-        now = self._service.clock()
+        now = time.time()
         counts = _counts(now, report)
         counters = report.counters
         return counts | {

@@ -25,7 +25,6 @@ FORM, SOUNDS = "multipart/form-data", "/audio/transcriptions"
 # no public DNS has names in these (RFC 6762, RFC 8375); Docker's name of the host and a cluster's
 # names of services end so
 PRIVATE_DOMAINS = (".internal", ".local", ".home.arpa")
-OWN_SITES = ("none", "same-origin")  # of Sec-Fetch-Site: typed by the user, or from our page
 
 
 class WebsitePolicy:
@@ -59,10 +58,10 @@ class WebsitePolicy:
                     f"pages of {shorten(origin)} may not use this server; start it with "
                     "--cors-origins to let them, or with an API key",
                 )
-            site = headers.get("sec-fetch-site", OWN_SITES[0])
+            site = headers.get("sec-fetch-site", "none")  # typed by the user
             # opened by a link or a script; users may open paths such as /metrics themselves
-            opens_page = headers.get("sec-fetch-mode") == "navigate" and site != OWN_SITES[0]
-            is_foreign = origin is None and site not in OWN_SITES
+            opens_page = headers.get("sec-fetch-mode") == "navigate" and site != "none"
+            is_foreign = origin is None and site not in ("none", "same-origin")
             if (is_foreign or opens_page) and ANY not in self._origins:
                 what = (
                     "a browser opens this as a page" if opens_page else "another site asks for this"
