@@ -167,7 +167,6 @@ class IdleTimer:
             CapacityError: it cannot be loaded.
         """
         self._num_running += 1
-        self._cancel()
         try:
             await self._worker.wake()
             yield
@@ -177,20 +176,15 @@ class IdleTimer:
 
     def restart(self) -> None:
         """Restart the timer."""
-        self._cancel()
-        if not self._num_running:
-            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._sleep)
-
-    def _cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._sleep)
 
     def _sleep(self) -> None:
         self._task = asyncio.create_task(self._try())
 
     async def _try(self) -> None:
-        if self._num_running:  # a request came meanwhile
+        if self._num_running:  # the last one restarts the timer
             return
         await self._worker.sleep()
         if self._worker.status != "sleeping":  # requests are running, or the engine is restarting

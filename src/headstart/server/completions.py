@@ -137,9 +137,6 @@ def _prompt_logprobs(choice: Choice) -> list[TokenLogprob]:
 class NativeDialect(SingleDialect):
     """Flat objects, one per choice; a stream ends with the last `stop: true`."""
 
-    def opening(self, choice: Choice) -> list[Chunk]:
-        return [self.delta(choice, Piece(choice.prompt.echo))] if self.body.echo else []
-
     def delta(self, choice: Choice, piece: Piece) -> Chunk:
         chunk = {
             "index": choice.index,
@@ -161,7 +158,7 @@ class NativeDialect(SingleDialect):
         finals = []
         for choice in self.choices:
             tokens = choice.tokens if self.body.return_tokens else ()
-            final = native_answer(self.call, self.body, choice, self.full_text(choice), tokens)
+            final = native_answer(self.call, self.body, choice, choice.text, tokens)
             final |= self.extras(choice)
             if choice.logprobs:
                 final["completion_probabilities"] = self.probabilities(choice, choice.logprobs)

@@ -34,20 +34,16 @@ def read_constraint(body: GenerationBody, vocab: Vocab) -> Constraint | None:
     found: dict[str, Constraint] = {}
     for name, read in readers.items():
         value = getattr(body, name)
-        if value in (None, ""):
-            continue
-        if (constraint := read(value)) is not None:
+        if value not in (None, "") and (constraint := read(value)):
             found[name] = constraint
     if len(found) > 1:
         raise RequestError(f"{' and '.join(found)} both constrain the answer; send one of them")
-    triggers = _triggers(body, vocab)
-    for constraint in found.values():
-        if triggers:
-            return dataclasses.replace(constraint, triggers=triggers, includes_trigger=True)
-        return constraint
-    if triggers:
+    triggers, only = _triggers(body, vocab), next(iter(found.values()), None)
+    if not triggers:
+        return only
+    if only is None:
         raise RequestError("grammar_lazy needs a grammar; send one or leave it out")
-    return None
+    return dataclasses.replace(only, triggers=triggers, includes_trigger=True)
 
 
 def wanted_schema(body: GenerationBody) -> dict[str, Any] | None:

@@ -207,10 +207,6 @@ class Dialect(ABC):
             fields["timings"] = reading_times(event)
         return fields
 
-    def full_text(self, choice: Choice) -> str:
-        """The answer, after the prompt if the body asks for an echo."""
-        return choice.prompt.echo + choice.text if self.body.echo else choice.text
-
     def extras(self, piece: Piece | Choice) -> Chunk:
         """Per-token data that the body requests."""
         extras: Chunk = {}
@@ -287,7 +283,7 @@ class OpenAIDialect(SingleDialect):
     def whole(self) -> Chunk:
         entries = []
         for choice in self.choices:
-            text = self.full_text(choice)
+            text = choice.prompt.echo + choice.text if self.body.echo else choice.text
             piece = Piece(text, choice.tokens, choice.logprobs, choice.emissions)
             entries.append(
                 self.entry(choice, piece, is_whole=True) | {"finish_reason": choice.finish_reason}
