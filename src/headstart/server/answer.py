@@ -103,8 +103,6 @@ async def _kept(http: HttpRequest, prepare: Callable[[], Dialect], conversation:
     kept = streams.begin(tenant, conversation)
     try:
         dialect = await service.prompt_threads.run_for(http.scope, kept.receive, prepare)
-        if streams.find(tenant, conversation) is not kept:  # stopped during preparation
-            raise ClientDisconnect
         kept.media_type = dialect.media_type
         _, chunks = await _begin_stream(http, dialect, kept.receive)
     except BaseException as error:

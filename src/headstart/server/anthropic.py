@@ -80,8 +80,7 @@ def chat_body(body: MessagesBody) -> ChatBody:
     data["max_tokens"] = 4096 if body.max_tokens is None else body.max_tokens
     if body.stop_sequences:
         data["stop"] = body.stop_sequences
-    if body.tools:
-        data["tools"] = [_tool(index, tool) for index, tool in enumerate(body.tools)]
+    data["tools"] = [_tool(index, tool) for index, tool in enumerate(body.tools)]
     if body.tool_choice:
         data |= _tool_choice(body.tool_choice)
     if wanted := body.output_config.get("format"):  # its effort would make some templates fail

@@ -54,14 +54,11 @@ def render_chat(
         rendered = _opened(template, text, messages, options)
     else:
         rendered = _continue(template, messages, options, part)
-    if adds_bos and template.bos_token:
-        text = rendered.text.removeprefix(template.bos_token)
-        rendered = dataclasses.replace(rendered, text=text)
+    text = rendered.text.removeprefix(template.bos_token) if adds_bos else rendered.text
     end = template.thinking.end.strip() if template.thinking else ""
-    is_closed = bool(end) and rendered.text.rstrip().endswith(end)
-    if is_closed or arguments.get("enable_thinking") is False:
-        return dataclasses.replace(rendered, may_think=False)
-    return rendered
+    is_closed = bool(end) and text.rstrip().endswith(end)
+    may_think = not is_closed and arguments.get("enable_thinking") is not False
+    return dataclasses.replace(rendered, text=text, may_think=may_think)
 
 
 def _continue(

@@ -111,10 +111,8 @@ def chat_body(body: OllamaChatBody) -> ChatBody:
         HeadstartError: it contains something that is not supported.
     """
     data = _chat_fields(body)
-    data["messages"] = [_message(i, message) for i, message in enumerate(body.messages)]
-    if body.tools:
-        data["tools"] = body.tools
-    return make_body(ChatBody, data)
+    messages = [_message(i, message) for i, message in enumerate(body.messages)]
+    return make_body(ChatBody, data | {"messages": messages, "tools": body.tools})
 
 
 def chat_of_prompt(body: OllamaGenerateBody) -> ChatBody:

@@ -74,8 +74,7 @@ def chat_body(body: ResponsesBody, history: list[dict[str, Any]]) -> ChatBody:
     if "message.output_text.logprobs" in body.include or body.top_logprobs:
         data |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     # Codex sends OpenAI's own tools with every request
-    if functions := [_tool(tool) for tool in body.tools if tool.get("type") == "function"]:
-        data["tools"] = functions
+    data["tools"] = [_tool(tool) for tool in body.tools if tool.get("type") == "function"]
     if body.tool_choice is not None:
         data["tool_choice"] = body.tool_choice
     if body.text.get("format") is not None:

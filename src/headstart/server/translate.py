@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from headstart.config import SPECULATOR_ALIASES
 from headstart.server.adapters import adapter_key, request_scales
@@ -21,8 +21,6 @@ from headstart.types import DraftMode
 from headstart.types.errors import RequestError
 from headstart.types.report import WorkerInfo
 from headstart.types.request import Request, SpeculativeParams
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +68,12 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
         min_indent=max(0, body.n_indent),
         num_logprobs=num_logprobs,
         post_sampling_probs=body.post_sampling_probs,
-        cache_prompt=not scores_prompt and _given(body.cache_prompt, config.cache_prompt),
-        cache_reuse=max(0, _given(body.n_cache_reuse, config.cache_reuse)),
-        num_keep=max(-1, _given(body.n_keep, config.keep)),
+        cache_prompt=not scores_prompt
+        and (config.cache_prompt if body.cache_prompt is None else body.cache_prompt),
+        cache_reuse=max(
+            0, config.cache_reuse if body.n_cache_reuse is None else body.n_cache_reuse
+        ),
+        num_keep=max(-1, config.keep if body.n_keep is None else body.n_keep),
         num_discard=max(0, body.n_discard),
         priority=body.priority,
         max_seconds=body.t_max_predict_ms / 1000 if body.t_max_predict_ms > 0 else None,
@@ -111,10 +112,6 @@ def _check_told(first: Request, prompts: list[Prompt], num_choices: int) -> None
             f"the answers would repeat {size} characters of prompts, logit_bias and the constraint "
             f"but at most {MAX_TOLD} are sent; ask for fewer at once"
         )
-
-
-def _given(value: T | None, default: T) -> T:
-    return default if value is None else value
 
 
 def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
