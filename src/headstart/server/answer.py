@@ -59,37 +59,30 @@ def make_choices(body: GenerationBody, prompts: list[Prompt], call: Call) -> lis
     return [Choice(i, request, prompts[i // per_prompt]) for i, request in enumerate(requests)]
 
 
-async def answer_prompts(
+async def answer(
     http: HttpRequest,
     call: Call,
     body: GenerationBody,
-    read: Callable[[], list[Prompt]],
+    read: Callable[[], list[Choice]],
     dialect: Callable[..., Dialect],
 ) -> Response:
-    """Answer the prompts that `read` returns, in the form of `dialect`; raises like `answer`."""
-
-    def prepare() -> Dialect:
-        return dialect(call, body, make_choices(body, read(), call))
-
-    return await answer(http, body, prepare)
-
-
-async def answer(
-    http: HttpRequest, body: GenerationBody, prepare: Callable[[], Dialect]
-) -> Response:
-    """Run a call; `prepare` renders and tokenizes the prompt, off the event loop.
+    """Run a call, in the form of `dialect`; `read` renders and tokenizes, off the event loop.
 
     Raises:
         ClientDisconnect: the client disconnected before the answer began.
         HeadstartError: before the first event; later errors end the stream.
     """
+
+    def prepare() -> Dialect:
+        return dialect(call, body, read())
+
     if body.stream and (conversation := http.headers.get(HEADER)):
         return await _kept(http, prepare, conversation)
     threads = service_of(http).prompt_threads
-    dialect = await threads.run_for(http.scope, http.receive, prepare)
+    writer = await threads.run_for(http.scope, http.receive, prepare)
     if not body.stream:
-        return await _answer_whole(http, dialect)
-    return _StreamedAnswer(dialect, *await _begin_stream(http, dialect, http.receive))
+        return await _answer_whole(http, writer)
+    return _StreamedAnswer(writer, *await _begin_stream(http, writer, http.receive))
 
 
 async def _kept(http: HttpRequest, prepare: Callable[[], Dialect], conversation: str) -> Response:

@@ -92,15 +92,14 @@ async def answer_chat(
     call = new_call(http, prefix)
     body, media = await _with_media(http, make)
 
-    def prepare() -> Dialect:
-        size = call.info.context_size
+    def read() -> list[Choice]:
         chat = render_messages(body, call.model)
-        prompts = [read_chat(chat, call.model, size, media)]
-        choices = make_choices(body, prompts, call)
+        prompt = read_chat(chat, call.model, call.info.context_size, media)
+        choices = make_choices(body, [prompt], call)
         prepare_reading(body, call.model, chat, choices)
-        return dialect(call, body, choices)
+        return choices
 
-    return await answer(http, body, prepare)
+    return await answer(http, call, body, read, dialect)
 
 
 async def count_chat_tokens(http: HttpRequest, make: Callable[[], ChatBody]) -> int:

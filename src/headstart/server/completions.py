@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.server.answer import answer_prompts, new_call
+from headstart.server.answer import answer, make_choices, new_call
 from headstart.server.answer_numbers import legacy_logprobs, native_answer, token_probabilities
 from headstart.server.body import read_body
 from headstart.server.dialect import Choice, Chunk, OpenAIDialect, Piece, SingleDialect
@@ -37,7 +37,7 @@ async def completions(http: HttpRequest) -> Response:
     call = new_call(http, "cmpl-")
     media = await read_prompt_media(http, body.prompt)
 
-    def read() -> list[Prompt]:
+    def read() -> list[Choice]:
         if media and (body.echo or body.suffix):
             raise not_supported(
                 "images and sounds with echo or a suffix are not supported; leave out one"
@@ -53,11 +53,11 @@ async def completions(http: HttpRequest) -> Response:
             )
         vocab, info = call.model.vocab, call.info
         prompts = read_prompts(body.prompt, vocab, info.context_size, media)
-        if not body.suffix:
-            return prompts
-        return [fill_in((prompt.text, body.suffix), vocab, info) for prompt in prompts]
+        if body.suffix:
+            prompts = [fill_in((prompt.text, body.suffix), vocab, info) for prompt in prompts]
+        return make_choices(body, prompts, call)
 
-    return await answer_prompts(http, call, body, read, CompletionDialect)
+    return await answer(http, call, body, read, CompletionDialect)
 
 
 @routes.post(
@@ -72,10 +72,11 @@ async def completion(http: HttpRequest) -> Response:
     call = new_call(http, "cmpl-")
     media = await read_prompt_media(http, body.prompt)
 
-    def read() -> list[Prompt]:
-        return read_prompts(body.prompt, call.model.vocab, call.info.context_size, media)
+    def read() -> list[Choice]:
+        prompts = read_prompts(body.prompt, call.model.vocab, call.info.context_size, media)
+        return make_choices(body, prompts, call)
 
-    return await answer_prompts(http, call, body, read, NativeDialect)
+    return await answer(http, call, body, read, NativeDialect)
 
 
 @routes.post("/infill", body=InfillBody, answer="as `/completion`")
@@ -84,12 +85,13 @@ async def infill(http: HttpRequest) -> Response:
     body = await read_body(http, InfillBody)
     call = new_call(http, "infill-")
 
-    def read() -> list[Prompt]:
+    def read() -> list[Choice]:
         vocab = call.model.vocab
         tokens = infill_prompt(body, vocab, call.info)
-        return [Prompt(tokens, tokens_text(tokens, vocab), echo="")]
+        prompt = Prompt(tokens, tokens_text(tokens, vocab), echo="")
+        return make_choices(body, [prompt], call)
 
-    return await answer_prompts(http, call, body, read, NativeDialect)
+    return await answer(http, call, body, read, NativeDialect)
 
 
 class CompletionDialect(OpenAIDialect):

@@ -13,9 +13,10 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.server.answer import answer_prompts, new_call
+from headstart.server.answer import answer, make_choices, new_call
 from headstart.server.body import MAX_INPUTS, check_length, make_body, read_body
 from headstart.server.chat import answer_chat
+from headstart.server.dialect import Choice
 from headstart.server.embeddings import embed, embedding_info, normalize, read_inputs, written
 from headstart.server.errors import wrong_value
 from headstart.server.infill import fill_in
@@ -38,7 +39,7 @@ from headstart.server.ollama_dialect import (
     text_fields,
     written_time,
 )
-from headstart.server.prompts import Prompt, read_prompts
+from headstart.server.prompts import read_prompts
 from headstart.server.routing import Routes, json_response
 from headstart.server.schemas import CompletionBody
 from headstart.server.service import Service, service_of
@@ -125,13 +126,15 @@ async def ollama_generate(http: HttpRequest) -> Response | dict[str, Any]:
     body = make_body(CompletionBody, text_fields(request) | own)
     call = new_call(http, "ollama-")
 
-    def read() -> list[Prompt]:
+    def read() -> list[Choice]:
         vocab, info = call.model.vocab, call.info
-        if not request.suffix:
-            return read_prompts(request.prompt, vocab, info.context_size)
-        return [fill_in((request.prompt, request.suffix), vocab, info)]
+        if request.suffix:
+            prompts = [fill_in((request.prompt, request.suffix), vocab, info)]
+        else:
+            prompts = read_prompts(request.prompt, vocab, info.context_size)
+        return make_choices(body, prompts, call)
 
-    return await answer_prompts(http, call, body, read, dialect)
+    return await answer(http, call, body, read, dialect)
 
 
 @routes.post("/api/embed", body=OllamaEmbedBody, answer="`embeddings`: a list of vectors")
@@ -148,7 +151,7 @@ async def ollama_embed(http: HttpRequest) -> Response:
         raise wrong_value("dimensions", request.dimensions, f"from 1 to {size}")
     event = await _embed(http, service, texts, truncates=request.truncate) if texts else None
 
-    def answer() -> Response:
+    def response() -> Response:
         vectors = event.vectors if event else ()
         return json_response(
             {
@@ -162,7 +165,7 @@ async def ollama_embed(http: HttpRequest) -> Response:
             }
         )
 
-    return await service.answer_threads.run_for(http.scope, http.receive, answer)
+    return await service.answer_threads.run_for(http.scope, http.receive, response)
 
 
 @routes.post("/api/embeddings", body=OllamaEmbedBody, answer="`embedding`: a vector")
