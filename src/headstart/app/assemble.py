@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from headstart.engine.fit import Fitted
     from headstart.scheduler.scheduler import Scheduler
     from headstart.server.service import ServedModel
-    from headstart.types import ModelInfo
     from headstart.types.report import WorkerInfo
 
 log = logging.getLogger(__name__)
@@ -138,7 +137,7 @@ def build_scheduler(
         scheduler.readers.append(recorder.read)
     info = WorkerInfo(
         target=engine.model.info(engine.context_size, engine.cache_kind.value),
-        draft=_draft_info(draft),
+        draft=draft.model.info(draft.context_size, draft.cache_kind.value) if draft else None,
         num_slots=config.scheduler.parallel,
         max_requests=config.scheduler.parallel + config.scheduler.max_queue,
         context_size=engine.context_size,
@@ -169,14 +168,6 @@ def _warm_up(scheduler: Scheduler, is_drafting: bool, *, warms_up_later: bool) -
     scheduler.warm_up = WarmUp(*parts, scheduler.know_widths if compares else None)
     if not warms_up_later:
         scheduler.warm_up.go_on()
-
-
-def _draft_info(drafter: Any) -> ModelInfo | None:
-    """Information about the draft model, if there is one."""
-    if drafter is None:
-        return None
-    info: ModelInfo = drafter.model.info(drafter.context_size, drafter.cache_kind.value)
-    return info
 
 
 def fit_memory(config: Config, free: Mapping[str, int] | None = None) -> Fitted:

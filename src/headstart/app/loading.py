@@ -230,7 +230,7 @@ def make_drafting(
     """
     engine, model = target.engine, target.engine.model
     parts: dict[str, Callable[[], Any]] = {
-        **{name: partial(_given, part) for name, part in loaded.items()},
+        **{name: partial(loaded.__getitem__, name) for name in loaded},
         "vocab": lambda: model.vocab,
         "vocabulary_id": lambda: VocabularyId.of(model.vocab),
         "translator": lambda: make_translator(config, model, loaded["engine"].model),
@@ -269,7 +269,3 @@ def make_translator(config: Config, target: Model, draft: Model) -> VocabularyTr
     if translator.mode is TranslationMode.IDENTICAL and config.speculation.spec_replace:
         log.warning("--spec-replace is not used: the draft model has the target's own tokens")
     return None if translator.mode is TranslationMode.IDENTICAL else translator
-
-
-def _given(part: Any) -> Any:
-    return part

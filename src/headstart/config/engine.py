@@ -89,10 +89,16 @@ class EngineConfig:
         0,
         "context size in tokens, shared by all slots; 0: as the model was trained",
         "--ctx-size",
+        least=LEAST_CONTEXT,
+        words={"0": 0},
     )
     batch: int = option(2048, "maximum tokens in one decode call", "--batch-size", least=2)
     ubatch: int = option(
-        512, "maximum tokens computed at once; 0: as --batch", "--ubatch-size", least=0
+        512,
+        "maximum tokens computed at once; 0: as --batch",
+        "--ubatch-size",
+        least=2,
+        words={"0": 0},
     )
     swa_full: bool = option(
         False,
@@ -197,12 +203,6 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.context and self.context < LEAST_CONTEXT:  # 0: as trained
-            raise ConfigError(
-                f"--context is {self.context} but must be 0, or at least {LEAST_CONTEXT}"
-            )
-        if self.ubatch == 1:
-            raise ConfigError("--ubatch is 1 but must be 0, for as many as --batch, or at least 2")
         if self.rpc:
             rpc_endpoints(self.rpc)
             if self.exact:

@@ -37,7 +37,7 @@ class Connection(asyncio.Protocol):
         self._parser: httptools.HttpResponseParser | None = None
         self._pieces: list[bytes] = []
         self._num_buffered = self._num_unused = 0
-        self._has_head = self._is_complete = self._is_kept = self._is_lost = False
+        self._is_complete = self._is_kept = self._is_lost = False
         self._ends_with_connection = self._is_head_only = False
         self._changed = asyncio.Event()  # not set while the caller waits
 
@@ -46,7 +46,7 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         self.status, self.headers, self._pieces = 0, [], []
         self._num_buffered = self._num_unused = 0
-        self._has_head = self._is_complete = self._is_kept = False
+        self._is_complete = self._is_kept = False
         self._ends_with_connection, self._is_head_only = True, is_head_only
         self._parser = httptools.HttpResponseParser(self)
         self._transport.writelines((head, body))
@@ -77,6 +77,10 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
         self._num_buffered = 0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    @property
+    def _has_head(self) -> bool:
+        return self.status >= 200  # below are interim answers
 
     @property
     def can_be_reused(self) -> bool:
@@ -142,7 +146,6 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         assert self._parser is not None
         self.status = self._parser.get_status_code()
-        self._has_head = self.status >= 200
         if self._has_head and (self._is_head_only or self.status in (204, 304)):
             self._is_complete = True
 

@@ -139,7 +139,8 @@ class Setting:
         least, most = option.least, option.most
         if least is not None and not least <= value <= (value if most is None else most):
             allowed = f"at least {least}" if most is None else f"from {least} to {most}"
-            raise ConfigError(f"{origin} is {text} but must be {allowed}")
+            also = f", or {' or '.join(option.words)}" if option.words else ""
+            raise ConfigError(f"{origin} is {text} but must be {allowed}{also}")
         return value
 
     def means_default(self, text: str) -> bool:

@@ -32,7 +32,9 @@ class ClusterOptions(RoutingOptions):
     replica_gpus: float = option(0.0, "GPUs that Ray reserves for a replica, and shows it", least=0)
     gateways: int = option(1, "processes that pass requests to the replicas", least=1)
     target_requests: float = option(
-        4.0, "requests, running and waiting, that each replica should have; more start another"
+        4.0,
+        "requests, running and waiting, that each replica should have; more start another",
+        least=0.01,
     )
     scale_up_seconds: float = option(
         10.0, "how long there must be too much before one is started", least=0
@@ -50,8 +52,6 @@ class ClusterOptions(RoutingOptions):
                 f"--max-replicas is {self.max_replicas} but --min-replicas is {self.min_replicas}; "
                 "it must be at least as many"
             )
-        if self.target_requests <= 0:
-            raise ConfigError(f"--target-requests is {self.target_requests} but must be above 0")
 
 
 def run(resolved: Resolved, words: list[str]) -> int:

@@ -129,7 +129,7 @@ def test_version_names_ours_and_libllamas(
     [
         (["serv"], "did you mean serve"),
         (["--prot", "1"], "did you mean --port"),
-        (["serve", "-c", "-5"], "must be 0, or at least 64"),
+        (["serve", "-c", "-5"], "must be at least 64, or 0"),
         (["serve", "x.gguf"], "did you mean -m x.gguf"),
         (["generate", "-p", "a", "-f", "b"], "not both"),
         (["generate", "-f", "/nowhere/prompt.txt"], "cannot read the prompt"),

@@ -192,6 +192,7 @@ def test_secrets_are_not_printed() -> None:
         (["--draft-min", "33"], "no draft is longer than 32 tokens; lower it or raise --draft-max"),
         (["--draft-min", "17", "--spec", "fixed"], "no draft is longer than 16 tokens"),
         (["--batch", "-5"], "at least"),
+        (["-ub", "1"], "--ubatch is 1 but must be at least 2, or 0"),
         (["-n", "-9"], "--predict is -9 but must be at least -2"),
         (["--fit-target", "1024,x"], "--fit-target is '1024,x' but must be MiB"),
         (["--draft-m", "3"], "no flag --draft-m"),

@@ -29,10 +29,10 @@ def test_before_any_replica_has_reported_there_shall_be_one():
     assert ScalingPolicy(4.0)(SimpleNamespace(aggregated_metrics=None)) == (1, {})
 
 
-@pytest.mark.parametrize("wrong", [{"min_replicas": 3, "max_replicas": 2}, {"target_requests": 0}])
+@pytest.mark.parametrize("wrong", ["--min-replicas=3 --max-replicas=2", "--target-requests=0"])
 def test_what_cannot_work_is_refused_with_the_flag(wrong):
     with pytest.raises(ConfigError, match="--"):
-        ClusterOptions(**wrong)
+        cluster.COMMAND(wrong.split())
 
 
 def test_ray_asks_for_a_token_and_reports_nothing(caplog):
