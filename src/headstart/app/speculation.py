@@ -9,13 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from headstart.config import (
-    SPECULATOR_ALIASES,
-    Config,
-    SpeculationConfig,
-    flag_of,
-    option_of,
-)
+from headstart.config import SPECULATOR_ALIASES, Config, SpeculationConfig
+from headstart.config.fields import flag_of, option_of
 from headstart.speculators import NOT_IMPORTED, SPECULATORS, Speculator
 from headstart.types import DraftMode
 from headstart.types.errors import ConfigError, HeadstartError, in_words

@@ -10,16 +10,7 @@ from headstart.config.engine import DraftEngineConfig as DraftEngineConfig
 from headstart.config.engine import EmbeddingConfig as EmbeddingConfig
 from headstart.config.engine import EngineConfig as EngineConfig
 from headstart.config.engine import ImageConfig as ImageConfig
-from headstart.config.engine import rpc_endpoints as rpc_endpoints
-from headstart.config.fields import PLAIN_TYPES as PLAIN_TYPES
-from headstart.config.fields import Kind as Kind
-from headstart.config.fields import Option as Option
-from headstart.config.fields import flag_of as flag_of
 from headstart.config.fields import option as option
-from headstart.config.fields import option_of as option_of
-from headstart.config.fields import plain_type as plain_type
-from headstart.config.fields import read_switch as read_switch
-from headstart.config.logs import LogConfig as LogConfig
 from headstart.config.server import RecordingConfig as RecordingConfig
 from headstart.config.server import RouterConfig as RouterConfig
 from headstart.config.server import ServerConfig as ServerConfig

@@ -13,7 +13,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from statistics import median
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
-from headstart.config import PLAIN_TYPES, flag_of, plain_type
+from headstart.config.fields import PLAIN_TYPES, flag_of, plain_type
 from headstart.types import DecodedStates, Draft, DraftRequest
 from headstart.types.errors import ConfigError
 

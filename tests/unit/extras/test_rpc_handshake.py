@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from headstart.config import EngineConfig, rpc_endpoints
+from headstart.config import EngineConfig
+from headstart.config.engine import rpc_endpoints
 from headstart.extras.rpc.backend import SILENT_SECONDS, notice_silence
 from headstart.extras.rpc.handshake import VERSION, shake_hands, why_exposed
 from headstart.types.errors import ConfigError, RpcWorkerError

@@ -13,7 +13,7 @@ from headstart.app.cli import llama_server
 from headstart.app.cli.llama_server import OFF, ON
 from headstart.app.cli.resolve import Given
 from headstart.app.cli.settings import Setting, closest
-from headstart.config import read_switch
+from headstart.config.fields import read_switch
 from headstart.types.errors import ConfigError
 
 HELP = ("-h", "--help", "--usage", "--help-all")

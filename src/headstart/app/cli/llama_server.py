@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from headstart.config import read_switch
+from headstart.config.fields import read_switch
 from headstart.types.errors import ConfigError
 
 ON, OFF = "on", "off"  # the values of a flag without a value

@@ -13,9 +13,9 @@ from dataclasses import MISSING, dataclass, fields
 from functools import cache
 
 from headstart.app.cli import llama_server
-from headstart.config import (
+from headstart.config import Config
+from headstart.config.fields import (
     PLAIN_TYPES,
-    Config,
     Kind,
     Option,
     flag_of,

@@ -16,7 +16,8 @@ from ctypes import POINTER, c_char_p, c_size_t, c_void_p, cast
 from pathlib import Path
 from typing import Any
 
-from headstart.config import EngineConfig, rpc_endpoints
+from headstart.config import EngineConfig
+from headstart.config.engine import rpc_endpoints
 from headstart.engine import library
 from headstart.engine.devices import Device
 from headstart.engine.library import api

@@ -16,7 +16,7 @@ import struct
 import time
 from functools import partial
 
-from headstart.config import rpc_endpoints
+from headstart.config.engine import rpc_endpoints
 from headstart.types.errors import RpcWorkerError
 
 VERSION = (7, 0, 0)  # of the libggml that the pinned llama-cpp-python brings
