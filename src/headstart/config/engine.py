@@ -46,6 +46,18 @@ def rpc_endpoints(text: str) -> list[tuple[str, int]]:
     return endpoints
 
 
+def fit_targets(text: str) -> list[int]:
+    """MiB that `--fit-target` leaves free: of all devices, or of each of the first GPUs.
+
+    Raises:
+        ConfigError: one is no number.
+    """
+    parts = text.split(",")
+    if not all(re.fullmatch(r"\s*\d{1,12}\s*", part, re.ASCII) for part in parts):
+        raise ConfigError(f"--fit-target is {text!r} but must be MiB, as 1024 or 1024,512")
+    return [int(part) for part in parts]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Engine settings of a model. Built twice: for the target and for the draft model."""
@@ -212,25 +224,11 @@ class EngineConfig:
                 )
         if self.rope_scale and self.rope_freq_scale:
             raise ConfigError("--rope-scale and --rope-freq-scale say the same; leave one out")
-        _ = self.fit_targets  # raises
+        fit_targets(self.fit_target)
         if self.cache_type_v not in PLAIN_CACHE_TYPES and self.flash_attn == "off":
             raise ConfigError(
                 f"--cache-type-v {self.cache_type_v} needs flash attention; drop --flash-attn off"
             )
-
-    @property
-    def fit_targets(self) -> list[int]:
-        """MiB to leave free: one number for all devices, or several for the first GPUs.
-
-        Raises:
-            ConfigError: one is no number.
-        """
-        parts = self.fit_target.split(",")
-        if not all(re.fullmatch(r"\s*\d{1,12}\s*", part, re.ASCII) for part in parts):
-            raise ConfigError(
-                f"--fit-target is {self.fit_target!r} but must be MiB, as 1024 or 1024,512"
-            )
-        return [int(part) for part in parts]
 
 
 def _as_target(name: str, default: Any = None) -> Any:

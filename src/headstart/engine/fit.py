@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.config import LEAST_CONTEXT, EngineConfig
+from headstart.config.engine import fit_targets
 from headstart.engine.devices import list_devices
 from headstart.engine.footprint import HOST, Measured, Use, Uses, measure
 from headstart.engine.machine import available_memory
@@ -163,7 +164,7 @@ class _Fitting:
     def _margin(self, name: str, free: int) -> int:
         """Bytes of a device to leave free."""
         config = self.target.config
-        margins = config.fit_targets
+        margins = fit_targets(config.fit_target)
         if len(margins) > 1:  # in the order of the GPUs; llama-server's default for the others
             gpus = (config.device or ",".join(one for one in self.free if one != HOST)).split(",")
             margins = [dict(zip(gpus, margins, strict=False)).get(name, 1024)]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from headstart.engine.fit import Fitted
 
 # what decides how much memory a model needs
-ENGINE_PARTS = ("model", "engine", "draft_engine", "scheduler", "speculation")
+ENGINE_PARTS = ("model", "engine", "draft_engine", "scheduler", "speculation", "images")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

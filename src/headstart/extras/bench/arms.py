@@ -21,7 +21,7 @@ from headstart.types.errors import ConfigError, HeadstartError
 
 # the settings that a measured server takes over; not how it is reached, nor what it keeps
 SETTINGS = (
-    *ENGINE_PARTS, "chat", "sampling", "images", "api_key", "chat_template", "chat_template_file",
+    *ENGINE_PARTS, "chat", "sampling", "api_key", "chat_template", "chat_template_file",
     "image_urls", "media_path", "max_body_mb", "models_preset",
 )  # fmt: skip
 _KEY = "bench"

@@ -264,7 +264,7 @@ COMMAND = Command(
         "models that learned from them."
     ),
     options=DistillOptions,
-    takes=(*ENGINE_PARTS, "images"),  # not what is recorded: answers of a trial are nobody's
+    takes=ENGINE_PARTS,  # not what is recorded: answers of a trial are nobody's
     usage=USAGE,
     run=run,
 )

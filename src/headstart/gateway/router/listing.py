@@ -17,7 +17,7 @@ from headstart.config import Config
 from headstart.gateway.router.child import command
 from headstart.gateway.router.downloads import Downloads, ModelStore
 from headstart.gateway.router.pool import Pool
-from headstart.gateway.router.pooled_model import LOADING, PooledModel
+from headstart.gateway.router.pooled_model import LOADING, UNLOADED, PooledModel
 from headstart.gateway.router.presets import CACHE, ModelPreset
 from headstart.server import sse
 from headstart.server.body import parse_off_loop, read_object
@@ -225,7 +225,7 @@ class OwnRoutes:
         preset = model.preset
         value = LOADING if self.pool.is_awaited(model) else model.status
         status: dict[str, Any] = {"value": value, "args": command(preset), "preset": preset.ini}
-        if model.has_failed and value != LOADING:
+        if model.failure and value == UNLOADED:
             status |= {"failed": True, "exit_code": model.exit_code, "reason": model.failure}
         return {
             "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},

@@ -159,7 +159,7 @@ class Pool:
         for name, preset in new.items():
             model = self.models.setdefault(name, PooledModel(preset))
             if model.preset != preset:
-                model.exit_code = 0
+                model.failure = ""
                 model.estimate = model.estimate if model.is_running else None
             model.preset = preset
         self.events.tell("models_reload", "*")
@@ -233,7 +233,7 @@ class Pool:
         running = [one for one in self.running() if one is not model]
         staying = [one for one in running if not one.is_stopping]
         # one that failed may need what the ending ones still hold
-        if self._limits.fits(model, running) and (staying == running or not model.has_failed):
+        if self._limits.fits(model, running) and (staying == running or not model.failure):
             return True
         idle = [one for one in staying if self._is_idle(one)]
         busy = [one for one in staying if one not in idle]
@@ -273,7 +273,7 @@ class Pool:
 
     def _load(self, model: PooledModel) -> None:
         log.info("loading %s", model.name)
-        model.failure, model.exit_code = "", 0
+        model.failure = ""
         self._set(model, LOADING)
         arguments = model.estimate.arguments if model.estimate else ()
         on_state, on_exit = partial(self._on_state, model), partial(self._on_exit, model)
@@ -308,8 +308,8 @@ class Pool:
         is_wanted = model.is_stopping
         model.child = model.backend = None
         model.is_stopping = False
-        if not is_wanted:
-            model.failure = model.failure or f"its process ended with code {code}"
+        model.failure = "" if is_wanted else model.failure or f"its process ended with code {code}"
+        if model.failure:
             log.error("%s: %s", model.name, model.failure)
         model.exit_code = 0 if is_wanted else code or 1
         self._set(model, UNLOADED, exit_code=model.exit_code)
@@ -320,7 +320,7 @@ class Pool:
             idle = [one for one in self.models.values() if self._is_idle(one)]
             is_new = model.failure != model.costly_failure
             # file and settings were right for an estimate: it may have lacked memory
-            if idle and is_new and model.has_failed and model.estimate is not None:
+            if idle and is_new and model.failure and model.estimate is not None:
                 model.costly_failure = model.failure
                 victim = min(idle, key=lambda one: (one.status == SLEEPING, one.last_used))
                 self.unload(victim)

@@ -25,7 +25,7 @@ class PooledModel:
     is_stopping: bool = False
     is_draining: bool = False  # takes no new requests
     exit_code: int = 0
-    failure: str = ""  # why it could not be loaded, or ended
+    failure: str = ""  # why it could not be loaded, or ended; empty: it was asked to
     costly_failure: str = ""  # the last for which another was unloaded, until it is loaded
     num_requests: int = 0
     last_used: float = 0.0
@@ -44,10 +44,6 @@ class PooledModel:
     @property
     def is_ready(self) -> bool:
         return self.status == LOADED and not (self.is_stopping or self.is_draining)
-
-    @property
-    def has_failed(self) -> bool:
-        return self.status == UNLOADED and self.exit_code != 0
 
     @property
     def needs(self) -> Bytes:

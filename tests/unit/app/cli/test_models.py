@@ -199,6 +199,12 @@ def test_what_is_the_routers_own_does_not_reach_its_models(tmp_path, environment
     assert set(found.environment) == {"LLAMA_CACHE", "PATH", "HEADSTART_TEMP"}
 
 
+def test_a_projector_counts_in_the_estimate_of_its_model(tmp_path, environment) -> None:
+    text = "[m]\nmodel = m.gguf\nmmproj = p.gguf\nalias = n\ntemp = 0.5\n"
+    found = models(environment, preset(tmp_path, text))["m"]
+    assert set(found.engine_arguments) == {"--model=m.gguf", "--mmproj=p.gguf"}
+
+
 def test_secrets_stand_in_no_command_line(tmp_path, environment) -> None:
     found = models(environment, preset(tmp_path, "[m]\nmodel = m.gguf\n"), "-hft", "secret")["m"]
     assert "secret" not in " ".join((*found.arguments, found.ini, repr(found)))

@@ -87,7 +87,7 @@ def test_nothing_given_is_the_default_config() -> None:
         (["-t", "-1"], "engine", "threads", None),
         (["-t", "0"], "engine", "threads", None),
         (["-fitc", "0"], "engine", "fit_ctx", 64),
-        (["-fitt", "512,0"], "engine", "fit_targets", [512, 0]),
+        (["-fitt", "512,0"], "engine", "fit_target", "512,0"),
         (["-cms", "0"], "scheduler", "checkpoint_min_step", 64),
         (["--cache-reuse", "-1"], "scheduler", "cache_reuse", 0),
         (["--image-max-tokens", "-1"], "images", "image_max_tokens", 0),

@@ -134,7 +134,7 @@ async def test_a_model_that_cannot_be_estimated_fails_for_all_who_wait(children)
     pool = pool_of(children, "a", measure=measure)
     results = await asyncio.gather(*(use(pool, "a") for _ in range(2)), return_exceptions=True)
     assert all(isinstance(one, BackendError) and "damaged" in str(one) for one in results)
-    assert pool.models["a"].has_failed
+    assert pool.models["a"].failure
 
 
 async def test_a_model_that_cannot_be_loaded_says_why_and_may_be_tried_again(children) -> None:
@@ -143,9 +143,9 @@ async def test_a_model_that_cannot_be_loaded_says_why_and_may_be_tried_again(chi
     with pytest.raises(BackendError, match="a could not be loaded: no tensors"):
         await use(pool, "a")
     model = pool.models["a"]
-    assert (model.status, model.exit_code, model.has_failed) == (UNLOADED, 2, True)
+    assert (model.status, model.exit_code, model.failure) == (UNLOADED, 2, "no tensors")
     await use(pool, "a")
-    assert not model.has_failed
+    assert not model.failure
 
 
 async def test_a_model_is_not_loading_while_only_its_size_is_asked(children) -> None:
@@ -230,7 +230,7 @@ async def test_a_model_that_is_unloaded_while_it_loads_tells_those_who_wait(chil
     pool.unload(pool.models["a"])
     with pytest.raises(BackendError, match="it was unloaded"):
         await waiting
-    assert not pool.models["a"].has_failed
+    assert not pool.models["a"].failure
 
 
 async def test_a_model_that_ends_once_it_is_loaded_is_not_held_by_those_who_waited(
