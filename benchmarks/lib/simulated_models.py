@@ -84,15 +84,15 @@ def read_prompts(slots: Sequence[Slot]) -> int:
     return READ_A_CALL - room
 
 
-def draft_scores(slot: Slot, max_tokens: int, min_confidence: float, lead: int = 0) -> list[float]:
-    """Scores of what the model drafts behind `lead` tokens: up to the first one below the limit, or
-    past its first mistake.
+def draft_scores(slot: Slot, max_tokens: int, min_confidence: float) -> list[float]:
+    """Scores of what the model drafts: up to the first one below the limit, or past its first
+    mistake.
 
     After a mistake the model goes on in a text of its own; the scores there are of places here.
     """
     scores: list[float] = []
-    start, guesses = slot.at + lead, slot.text if slot.guesses is None else slot.guesses
-    for place in guesses[start : start + max_tokens]:
+    guesses = slot.text if slot.guesses is None else slot.guesses
+    for place in guesses[slot.at : slot.at + max_tokens]:
         if place.confidence < min_confidence:
             break
         scores.append(place.confidence)
@@ -120,7 +120,7 @@ class AutoModel(Learner):
             self.offer_texts(slots)
         if self.controller.may_ask_model_now("model"):
             milliseconds = self.ask(slots)
-        choice = self.assign_rows(milliseconds, 2 * LONGEST)
+        choice = self.assign_rows(milliseconds)
         drafts = zip(slots, plan.answers, choice.lengths, strict=True)
         return choice._replace(
             num_right=[
@@ -133,7 +133,6 @@ class AutoModel(Learner):
         """Let the model draft as far as control allows; returns the milliseconds it took."""
         plan, answers = self.plan, self.plan.answers
         assert plan.shape is not None
-        leads = [_lead(answer.survival) for answer in answers]
         own = [
             AskedAnswer(
                 answer,
@@ -141,10 +140,9 @@ class AutoModel(Learner):
                 NO_DRAFT,
                 catch_up=slot.catch_up,
                 recent=min(slot.unread, READ_A_CALL),
-                prefix=answer.survival[-1] if lead else 1.0,
-                to_beat=0.0 if lead else sum(answer.survival),
+                to_beat=sum(answer.survival),
             )
-            for slot, lead, answer in zip(slots, leads, answers, strict=True)
+            for slot, answer in zip(slots, answers, strict=True)
         ]
         self.controller.grant({"model": own}, plan.shape)
         asked = [i for i, one in enumerate(own) if one.num_granted]
@@ -159,10 +157,9 @@ class AutoModel(Learner):
             0 if slot.unread else one.num_granted for slot, one in zip(slots, own, strict=True)
         ]
         scores = [
-            draft_scores(slot, most, one.min_confidence, lead)
-            for slot, most, one, lead in zip(slots, granted, own, leads, strict=True)
+            draft_scores(slot, most, one.min_confidence)
+            for slot, most, one in zip(slots, granted, own, strict=True)
         ]
-        num_read += sum(leads[i] for i in drafting)
         milliseconds = self.simulation.draft_ms(granted, scores, num_read)
         self.num_drafts += len(drafting)
         if asked:
@@ -176,30 +173,17 @@ class AutoModel(Learner):
             slots[i].catch_up_to(len(scores[i]))
             if scores[i]:
                 name = with_gap("model") if own[i].skips else "model"
-                self.offer_model(answers[i], slots[i], scores[i], name, leads[i])
+                self.offer_model(answers[i], slots[i], scores[i], name)
         return milliseconds
 
-    def offer_model(
-        self, answer: SequencePlan, slot: Slot, scores: list[float], name: str, lead: int
-    ) -> None:
-        """Behind the text's draft, or instead of it if it is worth more."""
-        num, before, known = len(scores), answer.draft[:lead], answer.survival
-        is_right = before == [*range(slot.at, slot.at + lead)]
-        num_right = slot.run_model(num, lead) if is_right else 0
-        tokens = places(slot.at + lead, num_right, num)
-        answer.offers.append(Offer(Draft(tokens, scores, name), [], before))
+    def offer_model(self, answer: SequencePlan, slot: Slot, scores: list[float], name: str) -> None:
+        """Instead of the text's draft if it is worth more."""
+        num = len(scores)
+        tokens = places(slot.at, slot.run_model(num), num)
+        answer.offers.append(Offer(Draft(tokens, scores, name), [], []))
         survival = self.controller.survival(name, scores, slot.number)
-        if lead:
-            survival = [known[-1] * one for one in survival]
-            answer.take(before + tokens, [*answer.sources, *["model"] * num], known + survival)
-        elif sum(survival) > sum(known):
+        if sum(survival) > sum(answer.survival):
             answer.take(tokens, ["model"] * num, survival)
-
-
-def _lead(survival: Sequence[float]) -> int:
-    """Tokens of the text's draft that a model continues, as `_num_continued`; 0: it begins anew."""
-    is_continued = survival and survival[-1] * 2.0 > 2.0 - sum(survival)
-    return len(survival) if is_continued else 0
 
 
 class BothSimulation(ModelSimulation):

@@ -55,10 +55,10 @@ class Slot:
         """Draft tokens that would be accepted here."""
         return _run(self.text, self.at, longest)
 
-    def run_model(self, longest: int, lead: int = 0) -> int:
-        """The same of the draft model's, behind `lead` tokens that are right."""
+    def run_model(self, longest: int) -> int:
+        """The same of the draft model's."""
         guesses = self.text if self.guesses is None else self.guesses
-        return _run(guesses, self.at + lead, longest)
+        return _run(guesses, self.at, longest)
 
     @property
     def num_answered(self) -> int:

@@ -108,7 +108,7 @@ class ModelDraftPlanner:
                     drafter.probes.savings -= gains.get(probed, 0.0)  # taken from another
                     _grant(slot, PROBE_TOKENS, chosen)
                     slot.skips, slot.is_probe = slot.can_skip, True
-                if not any(slot.to_beat or slot.prefix < 1.0 for slot in slots):
+                if not any(slot.to_beat for slot in slots):
                     drafter.num_refused += 1
                     drafter.rest = min(REST, drafter.num_refused // 8)
         for name, slots in asked.items():
@@ -231,7 +231,7 @@ class ModelDraftPlanner:
             reading = token_price * (slot.num_recent if can_skip else slot.catch_up)
             reading /= max(1.0, share * self._num_left(slot))
             to_beat[i] = slot.to_beat + gains.get(slot.number, 0.0) + reading + handicap
-            factor[i] = slot.prefix * (1.0 - reading)
+            factor[i] = 1.0 - reading
         most = [min(slot.max_tokens, step.max_draft_rows) for slot in slots]
         mean = self._calibration.tables[name].mean()
         rates = state.history.rates([slot.number for slot in slots], mean)

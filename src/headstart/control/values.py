@@ -65,8 +65,7 @@ class AskedAnswer:
     draft: Draft
     # the rest is for models
     catch_up: int = 0  # tokens to decode first, without the newest one
-    num_before: int = 0  # tokens of the text draft that the model would continue
-    prefix: float = 1.0  # survival of that draft; 1 without one
+    num_before: int = 0  # forced tokens that the model would continue
     to_beat: float = 0.0  # tokens: what is expected of a text draft that the model's would replace
     num_left: int = 2**30  # most tokens still to come
     fixed_confidence: float | None = None  # the user's p_min with a length set by hand; None: auto

@@ -12,9 +12,6 @@ from headstart.scheduler.offers import GRAMMAR, askable, consider
 from headstart.scheduler.step import BELOW_BREAK_EVEN, RESTING, SequencePlan, StepPlan
 from headstart.types import NO_DRAFT, DraftRequest
 
-# tokens; only for deciding whether a model continues or replaces a text draft
-_TYPICAL_MODEL_DRAFT = 2.0
-
 
 def ask_models(
     models: Sequence[GuardedSpeculator],
@@ -59,7 +56,7 @@ def ask_models(
 
 def _asked(answer: SequencePlan, model: GuardedSpeculator) -> AskedAnswer:
     """An answer as control's planner sees it, for one model."""
-    sequence, survival = answer.sequence, answer.survival
+    sequence = answer.sequence
     tokens, num_before = sequence.text.speculator_tokens, _num_continued(answer, model)
     return AskedAnswer(
         answer,
@@ -67,8 +64,7 @@ def _asked(answer: SequencePlan, model: GuardedSpeculator) -> AskedAnswer:
         NO_DRAFT,
         catch_up=model.num_catch_up(sequence.seq_id, tokens),
         num_before=num_before,
-        prefix=survival[-1] if num_before else 1.0,
-        to_beat=0.0 if num_before else sum(survival),
+        to_beat=0.0 if num_before else sum(answer.survival),
         num_left=sequence.num_left,
         fixed_confidence=sequence.policy.p_min if sequence.policy.is_fixed else None,
         recent=model.num_recent(sequence.seq_id, tokens),
@@ -76,16 +72,11 @@ def _asked(answer: SequencePlan, model: GuardedSpeculator) -> AskedAnswer:
 
 
 def _num_continued(answer: SequencePlan, model: GuardedSpeculator) -> int:
-    """Length of the text speculators' draft if the model should continue it, otherwise 0."""
-    survival = answer.survival
-    if not model.speculator.continues_drafts or not 0 < len(survival) < answer.limit:
-        return 0
-    if answer.sequence.policy.is_fixed:  # continue forced tokens only
-        is_worth_it = set(answer.sources) == {GRAMMAR}
-    else:
-        more = _TYPICAL_MODEL_DRAFT * survival[-1]
-        is_worth_it = more > _TYPICAL_MODEL_DRAFT - sum(survival)
-    return len(survival) if is_worth_it else 0
+    """Forced tokens that the model should continue: they are certain, and reading them takes it
+    less time than drafting them. Otherwise 0.
+    """
+    is_forced = set(answer.sources) == {GRAMMAR} and len(answer.draft) < answer.limit
+    return len(answer.draft) if is_forced and model.speculator.continues_drafts else 0
 
 
 def _draft(model: GuardedSpeculator, granted: list[AskedAnswer]) -> DraftCall:
@@ -100,7 +91,7 @@ def _draft(model: GuardedSpeculator, granted: list[AskedAnswer]) -> DraftCall:
         one.draft, sequence = draft, one.answer.sequence
         num_read += one.num_recent if one.skips else one.catch_up
         if draft.is_ready:
-            num_read += one.num_before  # tokens of a text draft
+            num_read += one.num_before
             continue
         seq_id, tokens = sequence.seq_id, sequence.text.speculator_tokens
         recent = model.num_recent(seq_id, tokens) if one.skips else None
@@ -111,7 +102,7 @@ def _draft(model: GuardedSpeculator, granted: list[AskedAnswer]) -> DraftCall:
 
 
 def _choose(one: AskedAnswer, controller: Controller) -> None:
-    """Append the model's draft to the text draft; without one, take it if it is worth more."""
+    """Append the model's draft to the forced tokens; without any, take it if it is worth more."""
     answer, before = one.answer, one.answer.draft[: one.num_before]
     found = consider(answer, one.draft, controller, before)
     if found is None:
@@ -127,8 +118,8 @@ def _choose(one: AskedAnswer, controller: Controller) -> None:
 def _requests(granted: list[AskedAnswer], model: GuardedSpeculator) -> Iterator[list[DraftRequest]]:
     """Requests to a model, valid while it drafts.
 
-    A text draft to continue is appended to the sequence's tokens meanwhile: O(draft), while copying
-    the history would be O(context) per step.
+    Forced tokens to continue are appended to the sequence's tokens meanwhile: O(draft), while
+    copying the history would be O(context) per step.
     """
     requests = []
     with ExitStack() as loans:

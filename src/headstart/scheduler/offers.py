@@ -61,7 +61,7 @@ def consider(
 ) -> Candidate | None:
     """The legal part of a draft, with forced tokens; None if no token of the draft is legal.
 
-    before: draft tokens that this draft continues.
+    before: forced tokens that this draft continues.
     """
     legality = answer.sequence.text.legality
     if legality is None:
@@ -85,7 +85,7 @@ def candidate(
     sequence = answer.sequence
     tokens, sources, survival = list[int](), list[str](), list[float]()
     is_by_hand = sequence.policy.mode is DraftMode.FIXED
-    reached = answer.survival[-1] if before else 1.0
+    reached = 1.0
     previous = before[-1] if before else sequence.text.tokens[-1]
     offer: Offer | None = None
     for part in parts:

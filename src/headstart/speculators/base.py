@@ -97,8 +97,8 @@ class Speculator(ABC):
     # trusts them from the first step on
     scores_are_probabilities: ClassVar[bool] = False
     is_model: ClassVar[bool] = False  # drafting takes decodes, so control checks the price first
-    # models: continues another's draft, which it decodes together with the newest token although
-    # the target has not decoded it (`DraftRequest.num_drafted`)
+    # models: continues forced tokens, which it decodes together with the newest token although the
+    # target has not decoded them (`DraftRequest.num_drafted`)
     continues_drafts: ClassVar[bool] = False
 
     # drafts with the model of --draft-model; without one, selecting this speculator is an error

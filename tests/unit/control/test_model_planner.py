@@ -87,12 +87,6 @@ def test_a_slot_with_a_good_text_draft_is_left_to_it() -> None:
     assert rivalled.num_granted == 0
 
 
-def test_a_doubtful_text_draft_is_not_continued() -> None:
-    controller = learned((4, 4))
-    assert granted(controller, model_slot(1, 16, prefix=0.98)).num_granted > 0
-    assert granted(controller, model_slot(1, 16, prefix=0.2)).num_granted == 0
-
-
 def test_lengths_set_by_hand_pass_through() -> None:
     allowance = granted(learned((0, 1)), model_slot(1, 7, fixed_confidence=0.25))
     assert (allowance.num_granted, allowance.min_confidence) == (7, 0.25)
