@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
@@ -25,6 +25,7 @@ from headstart.types.widths import WidthClasses
 
 OPTIONS = {"ngram-simple": {"size_n": 3}}  # the default of 12 hardly drafts in texts so short
 CONTEXT = 512  # tokens of one request
+TEMPERATURES = (0.0, 0.8, 1.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,15 @@ _VARIATIONS: tuple[dict[str, Any], ...] = (
     {"dry_multiplier": 0.8},
     {"xtc_probability": 0.5},
 )  # sampling parameters that prompts take in turn
+
+
+def at_each_temperature(make: Callable[[float], Sequence[Request]]) -> list[Request]:
+    """These requests at each temperature, so that a model is opened once for all of them."""
+    return [
+        replace(request, request_id=f"{temperature} {request.request_id}")
+        for temperature in TEMPERATURES
+        for request in make(temperature)
+    ]
 
 
 def different(expected: dict[str, Answer], got: dict[str, Answer]) -> tuple[str, ...]:

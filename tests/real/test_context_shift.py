@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from tests.harness import play, submit_all
-from tests.real.answers import Setting, different, make_requests, open_config
+from tests.real.answers import Setting, at_each_temperature, different, make_requests, open_config
 from tests.real.support import decode, engine_of
 
 from headstart.app import demo
@@ -25,16 +26,19 @@ def scheduler_of(types: str, num_slots: int) -> Scheduler:
     return open_config(replace(config, scheduler=limits), PAIR)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_shifted_text_is_identical_with_and_without_drafts(temperature: float) -> None:
+def test_a_shifted_text_is_identical_with_and_without_drafts() -> None:
     requests = [
         replace(
             r, prompt=r.prompt[:90], num_keep=keep, sampling=replace(r.sampling, ignore_eos=True)
         )
-        for r, keep in zip(make_requests(3, temperature, max_tokens=200), (0, 8, -1), strict=True)
+        for r, keep in zip(
+            at_each_temperature(partial(make_requests, 3, max_tokens=200)),
+            (0, 8, -1) * 3,
+            strict=True,
+        )
     ]
     expected = play(scheduler_of("off", 1), requests)
-    assert [len(result.tokens) for result in expected.values()] == [200] * 3
+    assert [len(result.tokens) for result in expected.values()] == [200] * 9
     scheduler = scheduler_of("ngram-simple,draft-model", 2)
     assert different(expected, play(scheduler, requests)) == ()
     assert scheduler.counts.total.drafts.num_accepted > 0

@@ -13,7 +13,7 @@ from tests.architectures import write_model
 from tests.harness import Answer, play
 from tests.heads import WIDTH, continuation
 from tests.images import Kind, picture, projector, wav
-from tests.real.answers import Setting, open_setting
+from tests.real.answers import TEMPERATURES, Setting, open_setting
 from tests.real.image_prompts import BYTES, TARGETS, ask, conversation, models, sampling, texts
 from tests.real.pairs import RIGHT, prompt_of
 from tests.real.recorded_rows import ROUNDING, RecordedRows
@@ -41,28 +41,26 @@ from headstart.types.request import (
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("types", ["ngram-simple,suffix", "draft-model"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
 def test_output_behind_images_is_the_same_with_drafts_beside_others_and_from_the_cache(
-    target: str, types: str, temperature: float, tmp_path: Path
+    target: str, types: str, tmp_path: Path
 ) -> None:
     found = models(tmp_path, *TARGETS[target])
     if types == "draft-model":  # which sees placeholders
         found = replace(found, draft=found.target)
     exact = target != "hybrid"
-    off, alone = open_setting(Setting("off", 0, 1, exact=exact), found), dict[str, Answer]()
-    for request in conversation(off, temperature):
-        alone |= play(off, [replace(request, cache_prompt=False)])
+    off = open_setting(Setting("off", 0, 1, exact=exact), found)
     drafting = open_setting(Setting(types, 4, 4, exact=exact), found)
-    together = play(drafting, conversation(drafting, temperature))
-    assert texts(together) == texts(alone)
-    again = play(drafting, conversation(drafting, temperature))
-    assert texts(again) == texts(alone)
+    for temperature in TEMPERATURES:
+        alone = dict[str, Answer]()
+        for request in conversation(off, temperature):
+            alone |= play(off, [replace(request, cache_prompt=False)])
+        for _ in range(2):
+            together = play(drafting, conversation(drafting, temperature))
+            assert texts(together) == texts(alone)
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_draft_model_with_a_projector_of_its_own_sees_the_images(
-    target: str, tmp_path: Path
-) -> None:
+def test_a_draft_model_with_a_projector_of_its_own_sees_the_images(target: str, tmp_path) -> None:
     """The target drafts for itself: where it sees as much, it computes the same."""
     files = models(tmp_path, *TARGETS[target])
     pair = replace(files, draft=files.target, draft_projector=files.projector)

@@ -19,7 +19,7 @@ from headstart.engine.footprint import HOST, can_measure, measure, uses_of
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.types import Batch
-from headstart.types.errors import ConfigError, ModelError
+from headstart.types.errors import ConfigError
 
 needs_measuring = pytest.mark.skipif(not can_measure(), reason="libllama tells on Linux x86-64")
 LIMITS = Limits(4, 4 * 17, 16)
@@ -59,9 +59,7 @@ def taken_by_default(path: Path, *, drafts: bool, slots: int) -> tuple[float, in
 
 @needs_measuring
 @pytest.mark.parametrize("slots", [1, 4])
-def test_by_default_snapshots_of_a_hybrid_take_a_twentieth_at_most(
-    tmp_path: Path, slots: int
-) -> None:
+def test_by_default_snapshots_of_a_hybrid_take_a_twentieth_at_most(tmp_path, slots: int) -> None:
     """Next to a server that drafts nothing, which takes what llama-server takes."""
     path = write_model(tmp_path / "tiny.gguf", "qwen35", changes={"context_length": 32768})
     without, none = taken_by_default(path, drafts=False, slots=slots)
@@ -117,9 +115,7 @@ def test_more_slots_than_rows_in_a_decode_is_said(tmp_path: Path) -> None:
 
 
 @needs_measuring
-def test_the_start_says_what_memory_is_taken(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_start_says_what_memory_is_taken(tmp_path, caplog) -> None:
     config = Config(
         engine=EngineConfig(context=256, batch=64, threads=1, gpu_layers=0),
         scheduler=SchedulerConfig(parallel=1),
@@ -145,9 +141,7 @@ def test_the_start_says_what_memory_is_taken(
         ({"lora_scaled": "a.gguf"}, "must be FILE:SCALE"),
     ],
 )
-def test_impossible_overrides_are_named(
-    tmp_path: Path, settings: dict[str, str], words: str
-) -> None:
+def test_impossible_overrides_are_named(tmp_path, settings: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         engine_of(tiny_llama(tmp_path / "m.gguf"), **settings)
 
@@ -167,12 +161,6 @@ def test_overrides_reach_libllama(tmp_path: Path) -> None:
     text = [1, 2, 3, 4]
     differs = decode(changed, text) != decode(engine_of(path), text)
     assert differs.any(), "another RoPE, other logits"
-
-
-def test_a_model_is_no_adapter(tmp_path: Path) -> None:
-    path = tiny_llama(tmp_path / "m.gguf")
-    with pytest.raises(ModelError, match=r"m\.gguf is no adapter for m\.gguf"):
-        engine_of(path, lora=str(path))
 
 
 def test_one_exact_sequence_without_drafts_decodes(tmp_path: Path) -> None:

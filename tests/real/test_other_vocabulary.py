@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from gguf import TokenType
 from tests import models
 from tests.harness import play
 from tests.models import MERGES, OTHER_MERGES, SMALLER, Merges, Writer, tiny_llama
-from tests.real.answers import Setting, compare, make_requests, open_setting
+from tests.real.answers import Setting, at_each_temperature, compare, make_requests, open_setting
 
 from headstart.app import demo
 from headstart.app.assemble import Models, build_scheduler
@@ -37,11 +38,8 @@ GEMMA = ("<eos>", "<start_of_turn>", "<end_of_turn>")
 GEMMA_CHAT = "<start_of_turn>user\n{{ messages }}<end_of_turn>"
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
-def test_output_is_identical_with_and_without_drafts_from_another_vocabulary(
-    temperature: float,
-) -> None:
-    requests = make_requests(6, temperature, max_tokens=24)
+def test_output_is_identical_with_and_without_drafts_from_another_vocabulary() -> None:
+    requests = at_each_temperature(partial(make_requests, 6, max_tokens=24))
     compared = list(compare(requests, SETTINGS, OTHER))
     assert {c.setting: c.different for c in compared} == dict.fromkeys(SETTINGS, ())
     assert all(c.num_accepted for c in compared if "auto" not in c.setting.types)
@@ -105,10 +103,7 @@ def make_tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     [("identical", {}), ("shared", {"merges": OTHER_MERGES}), ("text", {"merges": MERGES[:1]})],
 )
 def test_the_way_between_the_vocabularies_is_named_to_the_user_and_in_the_log(
-    mode: str,
-    draft: dict[str, Merges],
-    make_tiny: Callable[..., Path],
-    caplog: pytest.LogCaptureFixture,
+    mode: str, draft: dict[str, Merges], make_tiny: Callable[..., Path], caplog
 ) -> None:
     caplog.set_level(logging.INFO)
     target = make_tiny(
@@ -190,10 +185,7 @@ def no_tokens(writer: Writer, merges: Merges) -> int:
     ],
 )
 def test_a_draft_model_that_cannot_spell_the_targets_text_stops_the_start(
-    add: Callable[[Writer, Merges], int],
-    says: str,
-    make_tiny: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
+    add: Callable[[Writer, Merges], int], says: str, make_tiny: Callable[..., Path], monkeypatch
 ) -> None:
     target = make_tiny("target")
     monkeypatch.setattr(Writer, "_add_vocabulary", add)
