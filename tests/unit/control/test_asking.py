@@ -130,10 +130,3 @@ def test_a_speculator_that_pays_for_one_of_two_answers_is_asked_for_both() -> No
         asked = [AskedAnswer(answer, 4, NO_DRAFT) for answer in plan.answers]
         plan.calls, plan.asking_ms = [DraftCall("text", asked, 2 * COST)], 2 * COST + 0.02
         controller.read(StepRecord(plan, 0.0))
-
-
-def test_a_first_draft_that_saves_nothing_does_not_silence_a_speculator() -> None:
-    asking = AskingBudget()
-    asking.took(COST)
-    asking.earned([0.0], FAST)
-    assert asking.may_ask_now(1)

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
-from benchmarks.lib.steps import SlotDraft, lengths, make_plan
+import pytest
+from benchmarks.lib.steps import SlotDraft, assign_rows, lengths, make_plan
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headstart.control.budget import Budget
-from headstart.control.cost import MARGIN, CostTable
+from headstart.control.budget import Budget, _never_rising
+from headstart.control.controller import Controller
+from headstart.control.cost import MARGIN, CostTable, Sample
 from headstart.control.values import Step
+from headstart.scheduler.step import StepPlan, StepRecord
+from headstart.types import Batch
 
 CPU = {
     1: 49.0,
@@ -43,10 +47,10 @@ def falling(acceptance: float, length: int = 16) -> list[float]:
 
 def plan(budget: Budget, drafts: Sequence[Sequence[float]], **limits: int) -> list[int]:
     n = len(drafts)
-    return assign_rows(budget, [SlotDraft(draft) for draft in drafts], Step(n, n, 100, **limits))
+    return assigned(budget, [SlotDraft(draft) for draft in drafts], Step(n, n, 100, **limits))
 
 
-def assign_rows(budget: Budget, drafts: Sequence[SlotDraft], step: Step) -> list[int]:
+def assigned(budget: Budget, drafts: Sequence[SlotDraft], step: Step) -> list[int]:
     made = make_plan(step, drafts)
     budget.assign_rows(made)
     return lengths(made)
@@ -93,8 +97,8 @@ def test_row_and_output_limits_hold() -> None:
 def test_a_length_set_by_hand_is_kept_whatever_it_costs() -> None:
     slots = [SlotDraft(falling(0.01, 5), is_fixed=True), SlotDraft(falling(0.01))]
     budget = Budget(measured(CPU))
-    assert assign_rows(budget, slots, Step(2, 2, 100)) == [5, 0]
-    assert assign_rows(budget, slots, Step(2, 2, 100, max_rows=5)) == [3, 0]
+    assert assigned(budget, slots, Step(2, 2, 100)) == [5, 0]
+    assert assigned(budget, slots, Step(2, 2, 100, max_rows=5)) == [3, 0]
 
 
 def test_a_draft_shorter_than_the_minimum_is_dropped() -> None:
@@ -102,7 +106,7 @@ def test_a_draft_shorter_than_the_minimum_is_dropped() -> None:
         SlotDraft(falling(0.99, 2), min_tokens=3, is_fixed=True),
         SlotDraft(falling(0.99, 2), min_tokens=3),
     ]
-    assert assign_rows(Budget(measured(CPU)), slots, Step(2, 2, 100)) == [0, 0]
+    assert assigned(Budget(measured(CPU)), slots, Step(2, 2, 100)) == [0, 0]
 
 
 def test_an_unknown_width_is_tried_and_then_known() -> None:
@@ -124,10 +128,10 @@ def test_what_drafts_reach_is_followed_while_prompts_are_read() -> None:
     """Under load every step has prompt rows: what was reached before must not stay the price."""
     budget = Budget(measured(CPU))
     for _ in range(60):
-        assign_rows(budget, [SlotDraft(falling(0.98))], Step(1, 1, 100))
+        assigned(budget, [SlotDraft(falling(0.98))], Step(1, 1, 100))
     before = budget.speedup
     for _ in range(200):
-        assign_rows(budget, [SlotDraft()], Step(1, 65, 100, num_reading=1))
+        assigned(budget, [SlotDraft()], Step(1, 65, 100, num_reading=1))
     assert budget.speedup < 1.01 < before
 
 
@@ -136,7 +140,7 @@ def test_drafts_beside_prompts_also_pay_for_those_who_read() -> None:
     lengths = []
     for num_reading in (0, 1, 3):
         step = Step(1, 16, 100, num_reading=num_reading)
-        lengths += assign_rows(Budget(measured(CPU)), [SlotDraft(falling(0.97))], step)
+        lengths += assigned(Budget(measured(CPU)), [SlotDraft(falling(0.97))], step)
     assert lengths[0] > lengths[1] > lengths[2] == 0
 
 
@@ -153,7 +157,7 @@ def test_long_doubtful_drafts_are_worth_more_than_short_sure_ones_only_where_row
 
 def plan_evenly(budget: Budget, slots: Sequence[SlotDraft], max_rows: int = 2048) -> list[int]:
     n = len(slots)
-    return assign_rows(budget, slots, Step(n, n, 100, max_rows, is_even=True))
+    return assigned(budget, slots, Step(n, n, 100, max_rows, is_even=True))
 
 
 @settings(deadline=None)
@@ -189,3 +193,50 @@ def test_up_to_a_length_set_by_hand_the_rows_of_other_slots_cost_nothing() -> No
     by_hand = SlotDraft(falling(0.01, 3), is_fixed=True)
     assert plan_evenly(budget, [by_hand, SlotDraft(falling(0.3))]) == [3, 3]
     assert plan_evenly(budget, [SlotDraft(()), SlotDraft(falling(0.3))]) == [0, 0]
+
+
+STEP = Step(1, 1, 100)
+
+
+def controller(copy_ms: float | None, row_ms: float = 0.5) -> Controller:
+    control = Controller()
+    control.learn_costs([Sample(n, 100, 20.0 + row_ms * n, 20.0 + row_ms) for n in range(1, 33)])
+    if copy_ms is not None:
+        control.read(StepRecord(StepPlan(Batch(1), 0.0, copies_ms=[copy_ms]), 0.0))
+    return control
+
+
+def length(control: Controller, survival: list[float], num_steps: int = 30) -> int:
+    """Draft tokens that are verified once control has settled."""
+    for _ in range(num_steps):
+        (given_length,) = lengths(assign_rows(control, [SlotDraft(survival)], STEP))
+    return given_length
+
+
+def test_where_nothing_is_copied_a_draft_model_has_no_handicap() -> None:
+    assert Budget(CostTable()).handicap(STEP) == 0.0
+
+
+def test_a_sure_draft_is_verified_and_a_doubtful_one_is_not() -> None:
+    sure, doubtful = [0.98, 0.96, 0.94, 0.92], [0.3, 0.1]
+    assert length(controller(None), doubtful) > 0
+    assert length(controller(4.0), doubtful) == 0
+    assert length(controller(4.0), sure) == 4
+
+
+def test_a_copy_that_takes_longer_than_steps_switches_drafts_off() -> None:
+    assert length(controller(100.0), [0.9, 0.8, 0.7]) == 0
+
+
+def test_drafts_set_by_hand_are_left_alone() -> None:
+    control = controller(1000.0)
+    assert lengths(assign_rows(control, [SlotDraft([0.1, 0.1], is_fixed=True)], STEP)) == [2]
+
+
+@given(st.lists(st.floats(-5, 1), min_size=1, max_size=12))
+def test_worth_never_rises_and_loses_nothing(values: list[float]) -> None:
+    level = _never_rising(values)
+    assert level == sorted(level, reverse=True)
+    assert sum(level) == pytest.approx(sum(values))
+    best = max(sum(values[:n]) for n in range(len(values) + 1))
+    assert sum(v for v in level if v > 0) == pytest.approx(best, abs=1e-9)

@@ -1,16 +1,18 @@
-"""The cost table: milliseconds by rows and context."""
+"""The cost table: milliseconds by rows and context, also where times jump a hundredfold."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given
+from benchmarks.lib.steps import SlotDraft, assign_rows, decode, lengths
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from headstart.control import Controller, Step
 from headstart.control.cost import EACH, KNOTS, REFERENCE_ROWS, CostTable, Sample
 from headstart.control.state import encode, restore
 
@@ -202,11 +204,6 @@ def test_a_new_measurement_of_a_young_row_count_is_believed_at_once() -> None:
     assert table.curve(8, 0)[6] == pytest.approx(175.0, rel=0.03)
 
 
-def test_before_any_measurement_there_is_a_prior() -> None:
-    table = CostTable()
-    assert table.curve(4, 100)[:5] == pytest.approx([0.0, 1.0, 1.2, 1.4, 1.6], rel=0.05)
-
-
 def test_nonsense_measurements_are_ignored() -> None:
     table = CostTable()
     for milliseconds in (0.0, -1.0, float("nan"), float("inf")):
@@ -274,3 +271,51 @@ def test_widths_not_seen_keep_their_price_beside_others_whatever_the_load_does(
     curve = table.curve(14, 0)
     for rows in (2, 4, 8, 14):
         assert curve[rows] / curve[1] == pytest.approx(truth(rows) / truth(1), rel=0.25)
+
+
+ROWS = st.sampled_from([1, 2, 3, 4, 8, 11, 16, 32, 64, 256])
+TIMES = st.floats(0.1, 1000.0)  # a hundredth to a hundred times of 10 ms
+CONTEXTS = st.sampled_from([0, 500, 16000])
+STEPS = st.lists(st.tuples(ROWS, CONTEXTS, TIMES), max_size=60)
+
+
+def jumping_warm_up(times: Sequence[tuple[float, float]]) -> list[Sample]:
+    rows = (1, 2, 4, 8, 11, 16, 32, 64)
+    return [
+        Sample(rows[i % len(rows)], 0, ms, reference) for i, (ms, reference) in enumerate(times)
+    ]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(TIMES, TIMES), max_size=24), STEPS)
+@example([(2.0, 1.0), (1.0, 2.0), (1.0, 3.0)], [(1, 0, 1.0), (2, 0, 1.0)])
+def test_a_machine_whose_times_jump_has_a_cost_for_every_step(
+    times: list[tuple[float, float]], steps: list[tuple[int, int, float]]
+) -> None:
+    controller, table = Controller(), CostTable()
+    if times:
+        controller.learn_costs(jumping_warm_up(times))
+        table.calibrate(jumping_warm_up(times))
+    plan = [SlotDraft([0.9, 0.5, 0.2]), SlotDraft([0.7])]
+    for rows, context, milliseconds in steps:
+        decode(controller, rows, context, milliseconds)
+        table.observe(rows, context, milliseconds)
+        step = Step(2, 2, context, can_pad=True)
+        first, second = lengths(assign_rows(controller, plan, step))
+        assert 0 <= first <= 3
+        assert 0 <= second <= 1
+        curve = table.curve(80, context)
+        assert curve[0] >= 0.0
+        assert all(0.0 < ms < math.inf for ms in curve[1:])
+
+
+def test_a_disturbed_warm_up_does_not_end_the_steps() -> None:
+    rows = (1, 2, 4, 8, 11)
+    samples = [Sample(n, 0, 3.0 if n == 11 else 10.0 + n, 12.0) for n in rows for _ in range(3)]
+    table = CostTable()
+    table.calibrate(samples)
+    for milliseconds in (12.0, 16.0) * 40:
+        table.observe(1, 0, 11.0)
+        table.observe(REFERENCE_ROWS, 0, milliseconds)
+    eleven = table.milliseconds(11, 0)
+    assert 0.0 < eleven < 11.0

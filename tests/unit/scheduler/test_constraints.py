@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
+from concurrent.futures import wait
 from dataclasses import replace
+from functools import cache
+from typing import Any
 from weakref import ReferenceType, ref
 
 import pytest
 from llguidance import LLParserLimits
+from tests import harness
 from tests.harness import (
     AUTO,
     SMALL_OPTIONS,
+    Answer,
     RandomController,
     fixed,
     run,
@@ -18,15 +24,17 @@ from tests.harness import (
 )
 from tests.states import make_any
 from tests.unit.scheduler.constrained import (
+    COMPILER,
     CONSTRAINTS,
     VOCAB,
     bytes_engine,
     check,
+    expected,
     make_constrained,
     make_scheduler,
 )
 
-from headstart.config import SchedulerConfig
+from headstart.config import SchedulerConfig, SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.sampling.grammar import compiled, state
 from headstart.sampling.grammar.state import GrammarState
@@ -44,42 +52,45 @@ from headstart.types.errors import (
 )
 from headstart.types.request import TokenEvent
 
-every_kind = pytest.mark.parametrize("kind", list(CONSTRAINTS))
+EVERY = {
+    f"{kind} {temperature}": replace(
+        make_constrained(3, constraint, temperature)[index], request_id=f"{kind} {temperature}"
+    )
+    for kind, constraint in [*CONSTRAINTS.items(), ("none", None)]
+    for index, temperature in enumerate((0.0, 0.8, 1.5))
+}
+
+
+@cache
+def right(name: str) -> Answer:
+    return expected(bytes_engine(), EVERY[name])
+
+
+def check_every(drafters: Sequence[Speculator], spec: SpeculationConfig, **parts: Any) -> None:
+    """Requests of every kind and temperature, in one batch, have their texts."""
+    # else the pretended clock goes on while they are compiled
+    wait(map(COMPILER.compile, CONSTRAINTS.values()), 60)
+    requests, engine = [*EVERY.values()], bytes_engine()
+    answers = run(make_scheduler(engine, drafters, spec, **parts), requests)
+    harness.check(engine, requests, answers, lambda _, request: right(request.request_id))
 
 
 def speculators(*names: str) -> list[Speculator]:
     return [make_any(name, bytes_engine, VOCAB, SMALL_OPTIONS) for name in names]
 
 
-@every_kind
+@pytest.mark.parametrize(("parallel", "spec"), [(1, fixed(6)), (4, AUTO)], ids=["alone", "beside"])
 @pytest.mark.parametrize("name", sorted(SPECULATORS))
-def test_the_text_is_the_same_with_every_speculator(kind: str, name: str) -> None:
-    """One request of each temperature, one after the other and together."""
-    requests = [
-        make_constrained(3, CONSTRAINTS[kind], temperature)[index]
-        for index, temperature in enumerate((0.0, 0.8, 1.5))
-    ]
-    for parallel, spec in ((1, fixed(6)), (4, AUTO)):
-        engine = bytes_engine()
-        scheduler = make_scheduler(engine, speculators(name), spec, parallel=parallel)
-        check(engine, requests, run(scheduler, requests))
+def test_the_text_is_the_same_with_every_speculator(
+    name: str, parallel: int, spec: SpeculationConfig
+) -> None:
+    check_every(speculators(name), spec, parallel=parallel)
 
 
-@every_kind
 @pytest.mark.parametrize("seed", range(3))
-def test_how_far_control_lets_drafts_go_does_not_show(kind: str, seed: int) -> None:
-    engine, requests = bytes_engine(), make_constrained(6, CONSTRAINTS[kind], 0.8)
+def test_how_far_control_lets_drafts_go_does_not_show(seed: int) -> None:
     drafters = speculators("suffix", "ngram-simple", "draft-model")
-    scheduler = make_scheduler(engine, drafters, AUTO, RandomController(seed))
-    check(engine, requests, run(scheduler, requests))
-
-
-def test_requests_with_and_without_a_constraint_share_a_batch() -> None:
-    engine, kinds = bytes_engine(), [None, *CONSTRAINTS.values()]
-    requests = [
-        replace(one, constraint=kinds[i]) for i, one in enumerate(make_constrained(6, None, 0.8))
-    ]
-    check(engine, requests, run(make_scheduler(engine, speculators("suffix")), requests))
+    check_every(drafters, AUTO, controller=RandomController(seed))
 
 
 def test_a_text_that_is_complete_ends_at_once() -> None:
@@ -173,9 +184,7 @@ def test_requests_whose_constraints_compile_count_as_waiting() -> None:
         scheduler.submit(requests[5])
 
 
-def test_a_grammar_too_complex_for_its_text_ends_that_request_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_grammar_too_complex_for_its_text_ends_that_request_alone(monkeypatch) -> None:
     limits = LLParserLimits(max_items_in_row=30, verbose_errors=False)
     monkeypatch.setattr(compiled, "LIMITS", limits)
     engine = bytes_engine()
@@ -211,9 +220,7 @@ def test_answers_that_use_up_a_lexer_together_go_on_in_one_of_their_own(
     assert scheduler.counters.preemptions == num_renewed or name
 
 
-def test_an_answer_that_ends_gives_its_lexer_to_one_that_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_answer_that_ends_gives_its_lexer_to_one_that_waits(monkeypatch) -> None:
     """Its place too, whatever still refers to the answer."""
     limits = LLParserLimits(max_lexer_states=150, verbose_errors=False)
     monkeypatch.setattr(compiled, "LIMITS", limits)
