@@ -5,15 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Container
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 from headstart.testing import FakeEngine
 from headstart.types import Batch
 from headstart.types.errors import EngineError
-
-T = TypeVar("T")
 
 
 def fail_at(engine: FakeEngine, numbers: Container[int], error: Exception | None = None) -> None:
@@ -27,18 +25,15 @@ def fail_at(engine: FakeEngine, numbers: Container[int], error: Exception | None
     engine.fail = fail
 
 
-def noted(patch: pytest.MonkeyPatch, owner: object, name: str) -> list[tuple[Any, ...]]:
-    """Arguments of every call of this function from now on."""
-    return _noted(patch, owner, name, lambda *given: given)
-
-
-def threads_of(patch: pytest.MonkeyPatch, owner: object, name: str) -> list[str]:
-    """Names of the threads that call this function from now on."""
-    return _noted(patch, owner, name, lambda *_: threading.current_thread().name)
-
-
-def _noted(patch: pytest.MonkeyPatch, owner: object, name: str, note: Callable[..., T]) -> list[T]:
-    function, notes = getattr(owner, name), list[T]()
+def noted(
+    patch: pytest.MonkeyPatch,
+    owner: object,
+    name: str,
+    *,
+    note: Callable[..., Any] = lambda *given: given,
+) -> list[Any]:
+    """What is noted of every call of this function from now on, by default its arguments."""
+    function, notes = getattr(owner, name), list[Any]()
 
     def noting(*given: Any, **named: Any) -> Any:
         notes.append(note(*given))
@@ -46,3 +41,8 @@ def _noted(patch: pytest.MonkeyPatch, owner: object, name: str, note: Callable[.
 
     patch.setattr(owner, name, noting)
     return notes
+
+
+def threads_of(patch: pytest.MonkeyPatch, owner: object, name: str) -> list[str]:
+    """Names of the threads that call this function from now on."""
+    return noted(patch, owner, name, note=lambda *_: threading.current_thread().name)

@@ -163,9 +163,7 @@ def test_a_setting_can_be_written_while_an_answer_ends(window: Window) -> None:
     expect(page.get_by_label("System prompt")).to_have_value("Be brief.")
 
 
-def test_images_go_to_a_model_that_takes_them_and_to_no_other(
-    window: Window, tmp_path: Path
-) -> None:
+def test_images_go_to_a_model_that_takes_them_and_to_no_other(window: Window, tmp_path) -> None:
     image = tmp_path / "pixel.png"
     image.write_bytes(PIXEL)
     bodies: list[Any] = []

@@ -299,11 +299,7 @@ def test_a_saved_sequence_comes_back_with_its_checkpoints(probe: Probe) -> None:
     ids=["all", "few rows", "much padding"],
 )
 def test_an_exact_draft_of_any_length_that_is_allowed_can_be_taken_back(
-    widths: tuple[int, ...],
-    num_snapshots: int,
-    longest: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    widths: tuple[int, ...], num_snapshots: int, longest: int, tmp_path, monkeypatch
 ) -> None:
     """Else the whole text is read again: what takes two decodes or more padding than snapshots."""
     monkeypatch.setattr(WidthComparison, "run", lambda *_: WidthClasses((widths,), (), 0.0))

@@ -122,9 +122,7 @@ def test_measure_compares_copies_and_draft_models_without_training_libraries(
     assert state.exists()  # the warm-up is not needed again
 
 
-def test_two_draft_models_of_one_name_are_not_taken_for_one(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_draft_models_of_one_name_are_not_taken_for_one(folder: Path, tmp_path, capsys) -> None:
     file = tmp_path / path(DRAFT).name
     file.write_bytes(path(DRAFT).read_bytes())
     assert distill("measure", "--texts", folder, "--drafts", f"{path(DRAFT)},{file}") == 1
@@ -201,13 +199,7 @@ def test_a_draft_model_without_unused_tokens_loses_what_it_says(
     ],
 )
 def test_a_model_that_is_read_is_never_written(
-    step: str,
-    base: str,
-    output: str,
-    folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    step: str, base: str, output: str, folder: Path, tmp_path, capsys, monkeypatch
 ) -> None:
     monkeypatch.setattr(command, "find_spec", lambda name: True)  # it is refused before training
     source = tmp_path / base
@@ -232,9 +224,7 @@ def test_a_draft_model_made_of_a_tuned_one_does_not_carry_its_proof(tmp_path: Pa
     assert CARD not in GGUFReader(output).fields
 
 
-def test_heads_of_a_base_model_draft_for_its_fine_tune(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_heads_of_a_base_model_draft_for_its_fine_tune(tmp_path, capsys) -> None:
     base = aligned(tmp_path / "base.gguf", "step35", 1)
     tuned, output = aligned(tmp_path / "tuned.gguf", "step35"), tmp_path / "heads.gguf"
     assert distill("graft", "--base", base, "--output", output, "--model", tuned) == 0
@@ -260,9 +250,7 @@ def test_heads_of_a_base_model_draft_for_its_fine_tune(
 WAYS = ((path(DRAFT), "auto"), (None, "auto"))
 
 
-def test_a_trial_answers_alike_with_both_and_times_each(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_answers_alike_with_both_and_times_each(folder: Path, monkeypatch) -> None:
     """However short the context is, and with as much memory for the second as for the first."""
     loaded, drafters = list[weakref.ref[object]](), list[set[str]]()
 
@@ -291,9 +279,7 @@ def test_a_trial_answers_alike_with_both_and_times_each(
         assert replace(found, later=fine, elsewhere=none).refusal
 
 
-def test_a_trial_whose_texts_cannot_be_answered_is_none(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_whose_texts_cannot_be_answered_is_none(folder: Path, monkeypatch) -> None:
     broken, texts = Mock(has_work=True), recorded(folder)
     broken.take_events.return_value = [ErrorEvent("later 0", "EngineError", "a decode failed")]
     monkeypatch.setattr(trial, "build_scheduler", lambda *given: (broken, None))
@@ -302,9 +288,7 @@ def test_a_trial_whose_texts_cannot_be_answered_is_none(
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
-def test_a_model_that_is_tuned_computes_what_libllama_does(
-    architecture: str, tmp_path: Path
-) -> None:
+def test_a_model_that_is_tuned_computes_what_libllama_does(architecture: str, tmp_path) -> None:
     torch = pytest.importorskip("torch", reason="training needs the extra train")
     from headstart.extras.distill.gguf_file import read_model, write_model
 

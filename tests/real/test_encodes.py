@@ -130,9 +130,7 @@ def answered(media: Any) -> list[Event]:
     return events
 
 
-def test_behind_a_damaged_file_no_other_of_its_request_is_read(
-    files: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_behind_a_damaged_file_no_other_of_its_request_is_read(files: Models, monkeypatch) -> None:
     media: Any = open_scheduler(files).media
     read = noted(monkeypatch, media, "_bitmap")
     asked = (picture(1), picture(2)[:20], picture(3), picture(4))
@@ -143,9 +141,7 @@ def test_behind_a_damaged_file_no_other_of_its_request_is_read(
     assert [file for (file,) in read] == [*asked[:2]]
 
 
-def test_a_single_file_waits_for_one_of_a_request_with_many(
-    files: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_single_file_waits_for_one_of_a_request_with_many(files: Models, monkeypatch) -> None:
     media: Any = open_scheduler(files).media
     read, is_free = noted(monkeypatch, media, "_bitmap"), threading.Event()
     many = tuple(picture(number) for number in range(5))

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
-from threading import Event, get_ident
+from threading import Event, current_thread
 from typing import Any
 
 import pytest
 from tests.harness import play, step_until, submit_all
 from tests.models import tiny_llama
+from tests.planted import threads_of
 from tests.real.answers import Setting, open_setting
 from tests.real.support import byte_requests, without_draft
 
@@ -71,9 +72,7 @@ def test_while_the_breakers_of_one_request_are_looked_up_the_others_go_on(
     assert play(scheduler, ())["dry"].finish
 
 
-def test_requests_with_the_same_breakers_begin_in_the_same_step(
-    tmp_path: Path, lookups: Lookups
-) -> None:
+def test_requests_with_the_same_breakers_begin_in_the_same_step(tmp_path, lookups: Lookups) -> None:
     scheduler = scheduler_of(tmp_path, 4)
     submit_all(scheduler, (replace(asking("x"), request_id=name) for name in "abcd"), 1)
     lookup = scheduler.waiting[0].lookup
@@ -124,18 +123,10 @@ def test_the_breakers_of_one_tenant_wait_for_one_lookup_of_another_that_has_many
     assert len(lookups.breakers) == 7
 
 
-def test_what_dry_looks_for_is_copied_and_freed_beside_the_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: dict[str, list[int]] = {}
-    for name in ("llama_sampler_clone", "llama_sampler_free"):
-        function, called = getattr(library.api, name), threads.setdefault(name, [])
-
-        def noted(sampler: Any, function: Any = function, called: list[int] = called) -> Any:
-            called.append(get_ident())
-            return function(sampler)
-
-        monkeypatch.setattr(library.api, name, noted)
+def test_what_dry_looks_for_is_copied_and_freed_beside_the_loop(tmp_path, monkeypatch) -> None:
+    copied, freed = (
+        threads_of(monkeypatch, library.api, f"llama_sampler_{name}") for name in ("clone", "free")
+    )
     scheduler = scheduler_of(tmp_path, 2)
     for i in range(12):  # more than are kept
         request = asking(f"breaker {i % 10}")
@@ -143,9 +134,9 @@ def test_what_dry_looks_for_is_copied_and_freed_beside_the_loop(
         scheduler.submit(replace(request, request_id=str(i), sampling=sampling))
     while scheduler.has_work:
         scheduler.step()
-    assert len(threads["llama_sampler_clone"]) == 12
-    assert threads["llama_sampler_free"]
-    assert get_ident() not in {one for called in threads.values() for one in called}
+    assert len(copied) == 12
+    assert freed
+    assert current_thread().name not in {*copied, *freed}
 
 
 def test_copies_are_made_for_those_who_still_wait(tmp_path: Path, lookups: Lookups) -> None:

@@ -34,9 +34,7 @@ KINDS = {
 
 
 @pytest.fixture(scope="module", params=list(KINDS), ids=lambda write: write.__name__)
-def kind_and_path(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[CacheKind, Path]:
+def kind_and_path(request: pytest.FixtureRequest, tmp_path_factory) -> tuple[CacheKind, Path]:
     return KINDS[request.param], request.param(tmp_path_factory.mktemp("models") / "tiny.gguf")
 
 
@@ -237,9 +235,7 @@ def _of_long_memory(name: str, shape: tuple[int, ...]) -> NDArray[np.float64] | 
     return scale * np.random.default_rng(0).standard_normal(shape) if is_changed else None
 
 
-def test_a_rewind_never_gives_the_state_of_another_sequence_that_decoded_since(
-    tmp_path: Path,
-) -> None:
+def test_a_rewind_never_gives_the_state_of_another_sequence_that_decoded_since(tmp_path) -> None:
     """libllama has the states of a decode beside each other, and moves one that is between them,
     but not its snapshots.
     """

@@ -224,9 +224,7 @@ def test_a_stored_prompt_comes_back_whole_where_its_beginning_cannot_be_copied(p
     np.testing.assert_allclose(read(engine, 2, 192, 1), read(donor, 0, 192, 1), atol=0.15)
 
 
-def test_models_with_other_factors_in_long_contexts_are_read_in_the_shared_cache(
-    tmp_path: Path,
-) -> None:
+def test_models_with_other_factors_in_long_contexts_are_read_in_the_shared_cache(tmp_path) -> None:
     changes = {
         "context_length": 8192,
         "rope.scaling.original_context_length": 2048,
@@ -243,9 +241,7 @@ def test_models_with_other_factors_in_long_contexts_are_read_in_the_shared_cache
         assert (engine.reader is not None) == is_apart
 
 
-def test_a_long_prompt_goes_on_in_the_shared_cache(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_prompt_goes_on_in_the_shared_cache(path: Path, monkeypatch) -> None:
     monkeypatch.setattr(prompt_reader, "CELLS", 256)
     engine = engine_of(path)
     read(engine, 0, 0, 300)

@@ -65,11 +65,7 @@ def test_a_state_file_serves_its_models_again_and_no_others(
     ],
 )
 def test_a_damaged_state_is_not_used_and_says_so(
-    models: dict[str, Path],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    text: str,
-    reason: str,
+    models: dict[str, Path], tmp_path, caplog, text: str, reason: str
 ) -> None:
     state = tmp_path / "state.json"
     state.write_text(text)
@@ -90,10 +86,7 @@ def test_a_named_file_that_cannot_be_written_stops_the_start(
 
 
 def test_a_cache_folder_that_cannot_be_written_is_a_warning_at_the_start(
-    models: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    models: dict[str, Path], tmp_path, monkeypatch, caplog
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("HEADSTART_CACHE", str(tmp_path / "file"))

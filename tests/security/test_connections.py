@@ -217,17 +217,6 @@ def test_the_start_tells_when_too_few_files_may_be_opened(monkeypatch, caplog):
     affordable.cache_clear()
 
 
-def test_a_hundred_clients_come_and_go_while_one_hangs(client):
-    with connected(client) as connection:
-        push(connection, b"GET /hea")
-        threads = [threading.Thread(target=client.get, args=("/health",)) for _ in range(100)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert client.get("/health").status_code == 200
-
-
 @pytest.mark.parametrize("size", [1, 300_000])
 def test_calls_that_were_given_up_at_once_are_not_read_before_others(monkeypatch, size):
     let_go, read = threading.Event(), noted(monkeypatch, body_module, "read_object")

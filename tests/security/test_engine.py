@@ -8,7 +8,6 @@ import os
 import pickle
 import select
 import signal
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -67,13 +66,6 @@ def test_nobody_is_told_how_much_of_a_guess_another_tenant_wrote():
         assert cached(scheduler, secret, "stranger", **changes) == 0
         assert cached(scheduler, secret, "stranger") == 19  # his own, by now
         assert cached(scheduler, secret, "") == 0
-
-
-def test_who_owns_all_keys_may_share_prompts():
-    secret = Request(request_id="", prompt=list(range(20)), max_tokens=8)
-    scheduler = make_scheduler(Model(), share_prompts=True)
-    assert cached(scheduler, secret, "one") == 0
-    assert cached(scheduler, secret, "other") == 19
 
 
 # Commands to the engine
@@ -374,22 +366,3 @@ def test_a_stream_that_is_not_read_is_given_up(monkeypatch):
         with client.stream("POST", "/completion", json=body) as response:
             assert response.status_code in (200, 503)
             assert worker.cancelled.get(timeout=20)
-
-
-def test_probabilities_of_a_long_answer_do_not_hold_up_health():
-    worker = FakeWorker(lambda request: say(request, *[b"x" * 100] * 300))
-    with serving(worker) as client:
-        body = {"prompt": "a", "n_probs": 100}
-        done: list[int] = []
-
-        def post() -> None:
-            done.append(len(client.post("/completion", json=body).json()["content"]))
-
-        thread = threading.Thread(target=post)
-        thread.start()
-        num_healthy = 0
-        while thread.is_alive():
-            assert client.get("/health").status_code == 200
-            num_healthy += 1
-        assert done == [30_000]
-        assert num_healthy > 3

@@ -117,9 +117,7 @@ def test_scales_that_one_key_sets_are_not_those_of_another(tmp_path: Path) -> No
         assert saved["n_saved"] > 0  # a prompt that was read with these scales
 
 
-def test_scales_are_kept_of_the_tenants_that_set_other_ones_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scales_are_kept_of_the_tenants_that_set_other_ones_last(tmp_path, monkeypatch) -> None:
     """A proxy may name any number of tenants."""
     monkeypatch.setattr(adapters, "MAX_TENANTS", 2)
     adapter = str(write_lora(tmp_path / "lora.gguf", seed=1))

@@ -72,9 +72,7 @@ def test_any_server_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert line.startswith("| agent | 0.8 | 2 |")
 
 
-def test_a_tuned_server_need_not_time_its_steps(
-    prompts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tuned_server_need_not_time_its_steps(prompts: Path, capsys) -> None:
     profile = prompts.with_suffix(".json")
     flags = ["--prompts", str(prompts), "--tokens", "8", "--quick", "--context", "1024", "--json"]
     assert tune.COMMAND([*flags, "--spec-state", str(profile)]) == 0

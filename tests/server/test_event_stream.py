@@ -242,9 +242,7 @@ def test_a_silent_stream_is_pinged_while_queued():
         worker.cancelled.get(timeout=60)
 
 
-def test_a_stream_goes_on_while_no_more_requests_can_be_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_stream_goes_on_while_no_more_requests_can_be_read(monkeypatch) -> None:
     queue, is_full = Threads._queue, threading.Event()
 
     def refusing(self: Threads, job: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +11,7 @@ import httpx2
 import numpy as np
 import ollama
 import pytest
+from tests.planted import threads_of
 from tests.server.fake_worker import FakeWorker, say
 from tests.server.serving import served_model, serving
 from tests.server.test_tool_calls import TEMPLATE
@@ -19,7 +19,6 @@ from tests.server.test_tool_calls import TEMPLATE
 from headstart.config import ServerConfig
 from headstart.server import embeddings
 from headstart.server import ollama as ollama_module
-from headstart.server.embeddings import normalize
 from headstart.server.ollama_dialect import OllamaChatBody, chat_body
 from headstart.types.errors import EngineError, HeadstartError
 from headstart.types.request import Request
@@ -266,13 +265,7 @@ def test_a_field_that_cannot_be_honoured_is_the_clients_fault(
 def test_many_vectors_are_written_off_the_event_loop_and_too_many_refused(
     embed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads = list[str]()
-
-    def noted(*given: Any) -> Any:
-        threads.append(threading.current_thread().name)
-        return normalize(*given)
-
-    monkeypatch.setattr(ollama_module, "normalize", noted)
+    threads = threads_of(monkeypatch, ollama_module, "normalize")
     size = len(embed.embed("any", "a").embeddings[0])
     assert threads
     assert all("answers" in one for one in threads)

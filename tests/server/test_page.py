@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.planted import noted
 from tests.server.serving import serving
 
 from headstart.config import ServerConfig
@@ -40,14 +41,7 @@ def test_unchanged_files_are_not_sent_again(client):
 
 
 def test_a_file_is_compressed_once_and_sent_as_each_client_takes_it(monkeypatch):
-    packed: list[bytes] = []
-    compress = gzip.compress
-
-    def counted(data: bytes, **options: int) -> bytes:
-        packed.append(data)
-        return compress(data, **options)
-
-    monkeypatch.setattr(gzip, "compress", counted)
+    packed = noted(monkeypatch, gzip, "compress")
     with serving() as client:
         answers = [
             client.request(method, "/js/main.js", headers={"Accept-Encoding": coding})
@@ -55,7 +49,7 @@ def test_a_file_is_compressed_once_and_sent_as_each_client_takes_it(monkeypatch)
             for method in ("GET", "HEAD")
         ]
     data = (OUR_PAGE / "js/main.js").read_bytes()
-    assert packed == [data]
+    assert packed == [(data,)]
     for answer, head in zip(answers[::2], answers[1::2], strict=True):
         assert (answer.content, head.content) == (data, b"")
         assert answer.headers["vary"] == "Accept-Encoding"
@@ -90,14 +84,7 @@ def test_a_part_of_a_file_and_a_large_file_are_read_when_asked_for(tmp_path, mon
 
 
 def test_files_are_compressed_up_to_4_mib_and_not_on_the_event_loop(tmp_path, monkeypatch):
-    compress = gzip.compress
-    loops: list[asyncio.AbstractEventLoop | None] = []
-
-    def watched(data: bytes, **options: int) -> bytes:
-        loops.append(asyncio._get_running_loop())
-        return compress(data, **options)
-
-    monkeypatch.setattr(gzip, "compress", watched)
+    loops = noted(monkeypatch, gzip, "compress", note=lambda *_: asyncio._get_running_loop())
     for size in (0, 1):
         (tmp_path / f"{size}.js").write_bytes(b"a" * (4 * 2**20 + size))
     with serving(config=ServerConfig(path=str(tmp_path))) as client:
@@ -111,14 +98,7 @@ def test_files_are_kept_in_memory_up_to_a_limit(tmp_path, monkeypatch):
     files = [tmp_path / f"{name}.txt" for name in "abcd"]
     for file in files:
         file.write_text(file.name * 10)
-    read: list[str] = []
-    really = page._read
-
-    def counted(file, headers):
-        read.append(file.stem)
-        return really(file, headers)
-
-    monkeypatch.setattr(page, "_read", counted)
+    read = noted(monkeypatch, page, "_read", note=lambda file, _: file.stem)
     with serving(config=ServerConfig(path=str(tmp_path))) as client:
         for file in (*files, *files):
             assert client.get(f"/{file.name}").text == file.name * 10

@@ -9,6 +9,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from tests.planted import threads_of
 from tests.server.fake_worker import HOLD, FakeWorker, say
 from tests.server.serving import error_of, events_of, openai_of, served_model, serving
 from tests.server.test_tool_calls import TEMPLATE
@@ -60,12 +61,6 @@ def test_a_stream_has_openais_events_in_their_order(sdk: Any) -> None:
     assert end.completed_at >= end.created_at
     assert {events[i].item_id for i in (3, 4, 5, 6, 7)} == {end.output[0].id}
     assert "timings" in events[-1].model_extra
-
-
-def test_the_clients_own_accumulator_agrees(sdk: Any) -> None:
-    with sdk.responses.stream(model="any", input="Hi") as stream:
-        text = "".join(e.delta for e in stream if e.type == "response.output_text.delta")
-        assert stream.get_final_response().output_text == text == "Höi!"
 
 
 def test_an_answer_that_was_cut_says_so() -> None:
@@ -323,13 +318,7 @@ def test_a_client_that_leaves_cancels_its_request() -> None:
 def test_a_conversation_is_put_together_off_the_event_loop(
     client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads = list[str]()
-
-    def noted(*given: Any) -> ChatBody:
-        threads.append(threading.current_thread().name)
-        return chat_body(*given)
-
-    monkeypatch.setattr(responses, "chat_body", noted)
+    threads = threads_of(monkeypatch, responses, "chat_body")
     first = client.post("/v1/responses", json={"input": "Hi"}).json()
     for path in ("/v1/responses", "/v1/responses/input_tokens"):
         body = {"input": "Hi", "previous_response_id": first["id"]}

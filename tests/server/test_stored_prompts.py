@@ -129,9 +129,7 @@ def test_the_bound_is_10_gib_or_a_tenth_of_what_is_free(
     assert with_prompts(Config()).scheduler.cache_disk == mib
 
 
-def test_the_bound_stays_while_the_folder_fills(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bound_stays_while_the_folder_fills(home: Path, monkeypatch) -> None:
     def used(path: Path) -> Usage:
         return Usage((1 << 30) - sum(file.stat().st_size for file in path.glob("*/*")))
 
@@ -146,9 +144,7 @@ def test_the_bound_stays_while_the_folder_fills(
     assert bounds == [102, 102, 102]
 
 
-def test_a_named_folder_that_cannot_be_used_is_a_warning(
-    home: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_named_folder_that_cannot_be_used_is_a_warning(home: Path, caplog) -> None:
     file = home / "prompts"
     file.touch()
     with caplog.at_level("INFO"):

@@ -68,9 +68,7 @@ def test_many_tenants_share_the_space_fairly(size: int) -> None:
     assert 20 < len(store) <= 40
 
 
-def test_each_turn_of_a_conversation_is_counted_once(
-    client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_turn_of_a_conversation_is_counted_once(client: httpx2.Client, monkeypatch) -> None:
     calls = noted(monkeypatch, ResponseStore, "put")
     before = None
     for text in ("a" * 100, "b" * 100, "ü" * 50):

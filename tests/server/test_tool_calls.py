@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from tests.server.fake_worker import FakeWorker, say
 from tests.server.serving import error_of, openai_of, serving
@@ -84,21 +82,8 @@ def test_a_stream_says_the_name_first_and_the_arguments_in_pieces(sdk):
     thoughts = [getattr(one.delta, "reasoning_content", None) or "" for one in deltas]
     assert "".join(thoughts) == "I wonder."
     assert "".join(one.delta.content or "" for one in deltas) == "One moment."
+    assert not any(one.delta.content and hasattr(one.delta, "reasoning_content") for one in deltas)
     assert [one.finish_reason for one in deltas if one.finish_reason] == ["tool_calls"]
-
-
-def test_reasoning_has_chunks_of_its_own(sdk):
-    stream = sdk.chat.completions.create(model="m", stream=True, **ASKED)
-    deltas = [chunk.choices[0].delta for chunk in stream if chunk.choices]
-    assert [one for one in deltas if getattr(one, "reasoning_content", None)]
-    assert not [one for one in deltas if one.content and hasattr(one, "reasoning_content")]
-
-
-def test_the_sdks_stream_helper_puts_the_calls_together(sdk):
-    with sdk.chat.completions.stream(model="m", **ASKED) as stream:
-        message = stream.get_final_completion().choices[0].message
-    assert [call.function.name for call in message.tool_calls] == ["get_weather", "send"]
-    assert json.loads(message.tool_calls[0].function.arguments) == {"city": "Paris"}
 
 
 def test_calls_may_be_left_in_the_content(client):

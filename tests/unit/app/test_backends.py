@@ -103,9 +103,7 @@ def test_a_download_that_was_cut_off_goes_on(
     assert (folder / "libllama.so").stat().st_size == 100_000
 
 
-def test_a_wrong_archive_changes_nothing(
-    site: Site, pin: Callable[..., None], tmp_path: Path
-) -> None:
+def test_a_wrong_archive_changes_nothing(site: Site, pin: Callable[..., None], tmp_path) -> None:
     pin(site.add("a.whl", b"new") | {"sha256": "0" * 64})
     folder = tmp_path / "cache/libllama"
     folder.mkdir(parents=True)
@@ -135,10 +133,7 @@ def test_a_backend_without_an_archive_says_what_there_is_and_how_to_compile_it(
 
 
 def test_without_libllama_the_remedy_is_a_download_only_where_there_is_one(
-    site: Site,
-    pin: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    site: Site, pin: Callable[..., None], monkeypatch, capsys
 ) -> None:
     monkeypatch.setattr(find_library, "_library_in", lambda *_: None)
     monkeypatch.delenv("HEADSTART_LIBLLAMA", raising=False)
@@ -243,9 +238,7 @@ def test_without_libllama_the_one_for_the_card_is_offered(
             find_library.load()
 
 
-def test_layers_for_a_card_that_is_not_there_warn(
-    bin_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_for_a_card_that_is_not_there_warn(bin_folder: Path, monkeypatch) -> None:
     plant(bin_folder, "nvidia-smi", "NVIDIA-SMI has failed", code=9)
     monkeypatch.setattr(cards, "find_card", lambda: None)
     assert cards.remarks(["CPU"], 99) == [
@@ -254,9 +247,7 @@ def test_layers_for_a_card_that_is_not_there_warn(
     assert cards.remarks(["CPU"], -1) == []
 
 
-def test_other_cards_are_found_by_their_devices(
-    bin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_cards_are_found_by_their_devices(bin_folder: Path, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr("ctypes.util.find_library", lambda name: f"lib{name}.so.1")
     assert find_library.find_card(tmp_path) is None

@@ -73,9 +73,7 @@ def test_the_help_names_the_temperatures() -> None:
     assert "temperatures {:g}, {:g} and {:g}".format(*TEMPERATURES) in COMMAND.about
 
 
-def test_a_draft_token_that_leaks_past_verification_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_draft_token_that_leaks_past_verification_is_found(monkeypatch) -> None:
     def leak(
         sampler: Sampler,
         logits: NDArray[np.float32],
@@ -98,9 +96,7 @@ def test_a_draft_token_that_leaks_past_verification_is_found(
     assert not any(way.startswith("off") for way in found)
 
 
-def test_a_noise_counter_off_by_one_behind_drafts_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_noise_counter_off_by_one_behind_drafts_is_found(monkeypatch) -> None:
     def miscount(
         sampler: Sampler,
         logits: NDArray[np.float32],

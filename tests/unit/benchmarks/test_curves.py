@@ -28,14 +28,6 @@ def test_what_is_no_curve_is_refused(text: str) -> None:
         CostCurve.parse(text)
 
 
-def test_a_clock_moves_only_by_what_is_spent() -> None:
-    clock = Clock()
-    assert [clock(), clock()] == [0.0, 0.0]
-    clock.spend(250.0)
-    clock.spend(500.0)
-    assert clock() == 0.75
-
-
 def test_a_scripted_engine_says_the_script_whatever_was_decoded() -> None:
     engine = SilentEngine(32, 4, FakeFilters)
     engine.scripts = {0: [1, 2, 3, 4], 1: [9, 8, 7]}

@@ -7,7 +7,7 @@ from functools import cache
 from random import Random
 
 import pytest
-from benchmarks.lib.arms import OFF, parse_arm
+from benchmarks.lib.arms import parse_arm
 from benchmarks.lib.curves import CostCurve
 from benchmarks.lib.oracle import Guesses, Oracle, most_rows
 from tests.unit.benchmarks.texts import CPU, TILES, make_replay, make_texts
@@ -108,15 +108,3 @@ def test_no_arm_is_ahead_of_hindsight(
     ]
     rates = {name: replay.run(parse_arm(name), texts).rate for name in names}
     assert {name: rate for name, rate in rates.items() if rate > best * (1 + tolerance)} == {}
-
-
-@pytest.mark.parametrize(("num_users", "gain"), [(1, 1.5), (4, 1.1)])
-def test_hindsight_is_ahead_of_off_where_texts_repeat(num_users: int, gain: float) -> None:
-    texts, replay = make_texts(8), make_replay(num_users)
-    assert replay.hindsight(["suffix"], texts) > gain * replay.run(OFF, texts).rate
-
-
-def test_a_draft_model_makes_hindsight_no_worse() -> None:
-    texts, replay = make_texts(6), make_replay(2)
-    alone = replay.hindsight(["suffix"], texts)
-    assert replay.hindsight(["suffix", "draft-model"], texts) >= alone * (1 - SEVERAL_USERS)

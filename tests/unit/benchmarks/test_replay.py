@@ -44,12 +44,6 @@ def test_off_takes_a_step_of_one_row_per_user_for_each_token(num_users: int) -> 
     assert totals.acceptance_length == 1.0
 
 
-def test_users_share_the_cost_of_a_step() -> None:
-    rates = [make_replay(num_users).run(OFF, make_texts(8)).rate for num_users in (1, 2, 4, 8)]
-    assert rates == sorted(rates)
-    assert rates[-1] / rates[0] == pytest.approx(8 * CPU(1) / CPU(8))
-
-
 def test_a_step_costs_what_those_cost_that_still_write() -> None:
     short, long = make_texts(1, length=10)[0], make_texts(1, length=30, seed=1)[0]
     totals = make_replay(2).run(OFF, [short, long])

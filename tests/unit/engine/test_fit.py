@@ -232,9 +232,7 @@ def test_a_draft_model_is_not_said_to_need_more_than_it_does_with_its_target() -
     assert float(sizes[2]) <= float(sizes[1])
 
 
-def test_a_hundred_million_tokens_are_measured_without_planning_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_hundred_million_tokens_are_measured_without_planning_them(monkeypatch) -> None:
     planned = []
 
     def plan(path: Path, config: EngineConfig, limits: Limits, context: int) -> Measured:

@@ -100,9 +100,7 @@ def test_worker_that_slowly_says_nothing_useful_ends_in_time() -> None:
         thread.join()
 
 
-def test_worker_that_resets_the_connection_is_told_with_a_remedy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_worker_that_resets_the_connection_is_told_with_a_remedy(monkeypatch) -> None:
     """A BrokenPipeError would end the engine without a word: its server would be gone."""
     connect = socket.create_connection
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -8,11 +8,11 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext, suppress
 from types import ModuleType
-from typing import Any
 
 import pytest
 import uvicorn
 from starlette.types import ASGIApp
+from tests.planted import noted
 
 from headstart.gateway.proxy import Backend
 
@@ -28,14 +28,8 @@ REFUSED = (
 
 def note_threads(patch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[bool]:
     """For each call of this function, whether it was in the event loop's thread."""
-    loop, function, noted = threading.get_ident(), getattr(module, name), list[bool]()
-
-    def noting(*arguments: Any, **more: Any) -> Any:
-        noted.append(threading.get_ident() == loop)
-        return function(*arguments, **more)
-
-    patch.setattr(module, name, noting)
-    return noted
+    loop = threading.get_ident()
+    return noted(patch, module, name, note=lambda *_: threading.get_ident() == loop)
 
 
 @asynccontextmanager

@@ -220,9 +220,7 @@ class WideVocab(PairVocab):
     size = 258 + len(extra) + 1
 
 
-def test_before_a_trigger_only_tokens_that_are_likely_are_looked_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_before_a_trigger_only_tokens_that_are_likely_are_looked_at(monkeypatch) -> None:
     """Not all that have the trigger in them, which may be most of the vocabulary."""
     grammar = constraint("regex", "[a-z]+", triggers=(b">",))
     made = Compiled(grammar, GrammarTokens.read(WideVocab()))

@@ -242,20 +242,6 @@ def test_begin_comes_with_the_first_token_and_the_first_step_has_no_draft(
     assert stats.num_cached == len(LONG.prompt) - 1
 
 
-def test_together_with_others_it_is_the_same() -> None:
-    engine, watching = Model(), Watching()
-    requests = [
-        replace(r, prompt=r.prompt[:1]) if i % 2 else r for i, r in enumerate(make_requests(12))
-    ]
-    answers = run_checked(make_scheduler(engine, [watching]), requests)
-    first = {
-        (*r.prompt, answers[r.request_id].tokens[0])
-        for r in requests
-        if len(answers[r.request_id].tokens) > 1
-    }
-    assert first == {tuple(history) for history in watching.began}
-
-
 def test_a_request_that_was_put_back_begins_again_with_all_it_emitted() -> None:
     engine, watching = Model(num_cells=90), Watching()
     requests = [endless([i + 1] * 20, 30, f"{i}") for i in range(3)]
@@ -299,9 +285,3 @@ def test_the_last_token_of_a_cached_prompt_is_a_row_like_any_other(prompt: list[
     assert step.num_emitted == 1
     step = scheduler.step()
     assert [(one.plan.num_rows, one.plan.num_outputs) for one in step.results] == [(3, 3)]
-
-
-def test_with_no_drafts_allowed_each_step_but_the_first_says_so() -> None:
-    for request in (LONG, replace(LONG, prompt=[5])):
-        answers = run(make_scheduler(Model(), [Watching()], fixed(0)), [request])
-        assert answers["long"].stats.drafts.reasons == {"off": 9}

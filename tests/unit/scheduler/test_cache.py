@@ -122,15 +122,6 @@ def test_prefixes_are_shared_across_slots_running_ones_included() -> None:
     assert engine.copies == [(0, 1, 50)]
 
 
-def test_a_request_may_ask_not_to_reuse() -> None:
-    first = replace(long_requests(1, 30, 4)[0], cache_prompt=False)
-    engine = Watched()
-    scheduler = make_scheduler(engine)
-    run(scheduler, [first])
-    answers = run_checked(scheduler, [renamed(first, "again")])
-    assert answers["again"].stats.num_cached == 0
-
-
 @pytest.mark.parametrize("cache_kind", list(CacheKind))
 def test_reuse_never_changes_the_text(cache_kind: CacheKind) -> None:
     """Turns, branches, repeats and slot wishes in random order, on few slots."""
@@ -203,13 +194,6 @@ def test_a_request_waits_for_the_slot_that_it_asks_for_and_others_go_first() -> 
     answers = run(scheduler)
     check(engine, [wishing], answers)
     assert answers["wishing"].stats.slot_id == 0
-
-
-def test_many_requests_for_one_slot_run_one_after_the_other() -> None:
-    scheduler = make_scheduler(Model(), parallel=2)
-    requests = [replace(one, slot_id=1) for one in make_requests(6)]
-    answers = run_checked(scheduler, requests)
-    assert {answer.stats.slot_id for answer in answers.values()} == {1}
 
 
 def test_new_requests_do_not_start_in_a_full_context_only_to_be_preempted() -> None:

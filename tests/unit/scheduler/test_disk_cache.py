@@ -211,9 +211,7 @@ def test_a_draft_models_cache_comes_back_unless_the_model_is_another(
 
 
 @pytest.mark.parametrize("size", [0, 10, 40, 300, -1])
-def test_a_file_that_ends_early_is_dropped_with_one_line(
-    folder: Path, size: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_ends_early_is_dropped_with_one_line(folder: Path, size: int, caplog) -> None:
     num_files = len(files(folder))
     for file in files(folder):
         file.write_bytes(file.read_bytes()[:size])
@@ -279,9 +277,7 @@ def test_tenants_whose_names_begin_alike_share_no_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("shares", [False, True], ids=["own prompts", "shared prompts"])
-def test_prompts_are_read_for_the_tenants_in_turn(
-    tmp_path: Path, monkeypatch, *, shares: bool
-) -> None:
+def test_prompts_are_read_for_the_tenants_in_turn(tmp_path, monkeypatch, *, shares: bool) -> None:
     disk, is_free, read, load = cache(tmp_path), Event(), list[StoredFile](), DiskCache._load
     found = list[list[StoredFile]]()
     wanted = [(tenant, "" if shares else tenant) for tenant in "aaaab"]

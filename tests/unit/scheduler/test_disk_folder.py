@@ -62,9 +62,7 @@ def length_of(disk: DiskCache, number: int, namespace: str = "") -> int:
     return disk.index.find(namespace, packed([number] * 40))[1]
 
 
-def test_the_folder_is_listed_now_and_then_and_not_for_each_prompt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_is_listed_now_and_then_and_not_for_each_prompt(tmp_path, monkeypatch) -> None:
     disk = cache(tmp_path)
     listed = noted(monkeypatch, disk, "_look")
     for number in range(10):
@@ -77,9 +75,7 @@ def test_the_folder_is_listed_now_and_then_and_not_for_each_prompt(
     assert listed
 
 
-def test_at_the_bound_the_folder_is_listed_once_for_all_that_may_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_at_the_bound_the_folder_is_listed_once_for_all_that_may_go(tmp_path, monkeypatch) -> None:
     disk = cache(tmp_path, max_bytes=20 * (stored(0).num_bytes + 300))
     listed = noted(monkeypatch, disk, "_look")
     for number in range(60):
@@ -158,9 +154,7 @@ def test_a_server_sees_what_another_wrote_and_removed(tmp_path: Path, monkeypatc
     assert other.report().num_prompts == 1
 
 
-def test_the_folder_is_not_listed_before_the_server_is_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_is_not_listed_before_the_server_is_ready(tmp_path, monkeypatch) -> None:
     put(cache(tmp_path), stored(1))
     disk = DiskCache(place(tmp_path))
     listed = noted(monkeypatch, disk, "_look")
@@ -208,10 +202,7 @@ def test_who_cannot_use_a_stored_prompt_does_not_wait_for_the_list(listing: Sche
 
 
 def test_nobody_waits_long_for_the_list_and_what_it_has_is_found_later(
-    listing: Scheduler,
-    answers: Event,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    listing: Scheduler, answers: Event, monkeypatch, caplog
 ) -> None:
     monkeypatch.setattr(disk_cache, "LATE_SECONDS", 0.0)
     with caplog.at_level(logging.WARNING):
@@ -276,9 +267,7 @@ def test_all_that_is_held_is_written_though_the_queue_is_full_at_times(
 
 
 @pytest.mark.parametrize("limit", [1000, 1])  # one prompt, or less
-def test_a_stop_writes_more_than_the_queue_takes_at_once(
-    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_writes_more_than_the_queue_takes_at_once(limit: int, tmp_path, monkeypatch) -> None:
     def write_slowly(*given: Any) -> None:
         time.sleep(0.05)
         write_prompt(*given)
@@ -303,9 +292,7 @@ def test_a_stop_says_what_is_lost_of_what_was_not_queued_either(
     assert "3 prompts are lost" in caplog.text
 
 
-def test_a_stop_says_what_is_lost_because_the_disk_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stop_says_what_is_lost_because_the_disk_fails(tmp_path, monkeypatch, caplog) -> None:
     def fail(*_: Any) -> None:
         raise OSError("broken")
 
@@ -341,9 +328,7 @@ def test_what_was_removed_by_hand_is_written_again_with_what_follows(tmp_path: P
     assert cache(tmp_path).index.find("", longer.tokens)[1] == 80
 
 
-def test_a_folder_that_may_not_be_read_hides_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_may_not_be_read_hides_no_other(tmp_path, monkeypatch, caplog) -> None:
     put(cache(tmp_path), stored(1))
     scan = os.scandir
 

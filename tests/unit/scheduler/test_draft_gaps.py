@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 from tests.harness import (
@@ -15,6 +14,7 @@ from tests.harness import (
     make_scheduler,
     run_checked,
 )
+from tests.planted import noted
 
 from headstart.control.values import with_gap
 from headstart.speculators.draft_model import DraftModelSpeculator
@@ -133,36 +133,23 @@ def test_a_model_whose_memory_takes_nothing_back_reads_everything() -> None:
     assert cells(drafter, 0)[: len(TEXT)] == TEXT
 
 
-class Names(RandomController):
-    """Notes whose drafts it is told of."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self.names = set[str]()
-        self._record = self._calibration.record
-        self._calibration.record = self._noted  # type: ignore[method-assign]
-
-    def _noted(self, number: int, speculator: str, *piece: Any) -> None:
-        self.names.add(speculator)
-        self._record(number, speculator, *piece)
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_gaps_that_come_and_go_change_no_text(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Among other speculators' drafts, with several slots that take over each other's prompts."""
     requests, engine, drafter = make_requests(10), Model(2), make_drafter(most_read=8)
-    controller = Names(seed)
+    controller = RandomController(seed)
+    told = noted(monkeypatch, controller._calibration, "record")
     scheduler = make_scheduler(engine, [drafter], AUTO, controller)
     open_gap, gaps = CachedSequence.open_gap, []
 
-    def noted(sequence: CachedSequence, history: Sequence[int], room: int) -> None:
+    def opened(sequence: CachedSequence, history: Sequence[int], room: int) -> None:
         open_gap(sequence, history, room)
         gaps.append(len(sequence.gap))
 
-    monkeypatch.setattr(CachedSequence, "open_gap", noted)
+    monkeypatch.setattr(CachedSequence, "open_gap", opened)
     run_checked(scheduler, requests)
     assert sum(map(bool, gaps)) > 20
-    assert {name.removesuffix("+grammar") for name in controller.names} == {
+    assert {name.removesuffix("+grammar") for _, name, *_ in told} == {
         "draft-model",
         with_gap("draft-model"),
     }

@@ -62,18 +62,6 @@ def test_a_model_that_equals_the_target_is_always_right(
     assert stats.acceptance_length > 4.5  # of 5: the first step has no draft, the last a short one
 
 
-@translated
-@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
-def test_output_is_that_of_the_target_alone(vocabulary: str, temperature: float) -> None:
-    requests = make_requests(8, temperature, max_tokens=16)
-    for order, spec in itertools.product((2, None), (fixed(1), fixed(5), AUTO)):
-        drafter = make_drafter(vocabulary, order=order, skew=0.3)
-        scheduler = make_scheduler(Model(order), [drafter], spec)
-        run_checked(scheduler, requests)
-        if spec is not AUTO:  # which may find that it does not pay
-            assert scheduler.counts.total.drafts.num_drafted > 0
-
-
 @every
 def test_coupled_drafting_beats_argmax_where_the_target_samples_and_auto_finds_out(
     vocabulary: str,

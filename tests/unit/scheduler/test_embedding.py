@@ -121,9 +121,7 @@ def test_a_text_longer_than_a_decode_is_read_in_pieces(
     assert vectors(events["b"]) == [[7, 1]]
 
 
-def test_many_vectors_are_told_in_pieces(
-    queue: EmbeddingQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_vectors_are_told_in_pieces(queue: EmbeddingQueue, monkeypatch) -> None:
     """All at once, they would fill the pipe, and the engine would wait until they are read."""
     monkeypatch.setattr(embedding, "MANY_NUMBERS", 6)
     queue.submit(EmbeddingRequest("a", tuple((number,) for number in range(7))))

@@ -121,9 +121,7 @@ def break_control(
 
 
 @pytest.mark.parametrize(("owner", "name"), METHODS)
-def test_control_that_fails_ends_drafts_and_no_request(
-    owner: type, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_control_that_fails_ends_drafts_and_no_request(owner: type, name: str, monkeypatch) -> None:
     break_control(monkeypatch, name, owner, at=5)
     engine, requests = Model(2), make_requests(12)
     scheduler = make_scheduler(engine, [Oracle(engine, requests)], AUTO, Controller())
@@ -185,9 +183,7 @@ class Listener(Speculator):
         assert seq_id in self.known
 
 
-def test_speculators_are_not_told_of_a_sequence_that_control_failed_to_begin(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_speculators_are_not_told_of_a_sequence_that_control_failed_to_begin(monkeypatch) -> None:
     break_control(monkeypatch, "begin")
     run_checked(make_scheduler(Model(2), [Listener()], AUTO), make_requests(2))
 

@@ -6,7 +6,6 @@ Without such a speculator no states are computed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -130,9 +129,7 @@ def test_a_checkpoint_is_told_where_it_is_made() -> None:
     assert_all_right(scheduler)
 
 
-def test_a_slot_that_was_read_from_a_file_is_a_text_of_which_no_state_is_known(
-    tmp_path: Path,
-) -> None:
+def test_a_slot_that_was_read_from_a_file_is_a_text_of_which_no_state_is_known(tmp_path) -> None:
     engine = Model()
     reader = StateReader(engine)
     scheduler = make_scheduler(engine, [reader], fixed(3), parallel=1)
@@ -148,9 +145,7 @@ def test_a_slot_that_was_read_from_a_file_is_a_text_of_which_no_state_is_known(
     assert stats.reasons["states are missing"]
 
 
-def test_a_reader_that_fails_costs_no_text_and_only_its_own_drafts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_reader_that_fails_costs_no_text_and_only_its_own_drafts(monkeypatch) -> None:
     engine, requests = Model(), make_requests(4)
     failing = Mock(side_effect=RuntimeError("it cannot read"))
     monkeypatch.setattr(StateReader, "observe_states", failing)

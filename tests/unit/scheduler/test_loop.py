@@ -1,15 +1,19 @@
-"""The engine's loop keeps what control learned, and can be stopped in time."""
+"""The engine's loop keeps what control learned, and ends in time, which is told once."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from tests.harness import Model, make_requests, make_scheduler
+from tests.planted import noted
+from tests.unit.scheduler.test_transport import hang, refuse
 
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.warm_up import WarmUp, never
@@ -103,9 +107,7 @@ def test_nothing_is_written_while_there_is_nothing_new() -> None:
         assert len(ScriptedCommands(*asked, (10_000.0, Stop())).run()) == len(asked)
 
 
-def test_requests_that_come_in_hundreds_are_taken_a_few_before_each_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_requests_that_come_in_hundreds_are_taken_a_few_before_each_step(monkeypatch) -> None:
     class Slow(ScriptedCommands):
         def clock(self) -> float:
             self.now += 0.001
@@ -113,13 +115,7 @@ def test_requests_that_come_in_hundreds_are_taken_a_few_before_each_step(
 
     done = list[str]()
     for name in ("submit", "step"):
-        method = getattr(Scheduler, name)
-
-        def noted(*args: object, name: str = name, method: Callable = method) -> object:
-            done.append(name)
-            return method(*args)
-
-        monkeypatch.setattr(Scheduler, name, noted)
+        noted(monkeypatch, Scheduler, name, note=lambda *_, name=name: done.append(name))
     Slow(*[(10.0, request(number, 5)) for number in range(300)], (1000.0, Stop())).run()
     assert done.count("submit") == 300
     assert "step" in done
@@ -200,12 +196,7 @@ class LongStep:
     ],
 )
 def test_an_engine_has_time_to_end_its_step_and_the_log_says_what_is_waited_for(
-    seconds: float,
-    is_ready: bool,
-    is_killed: bool,
-    num_lines: int,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    seconds: float, is_ready: bool, is_killed: bool, num_lines: int, caplog, monkeypatch
 ) -> None:
     """What was learned is not written between two chunks of a prompt, however long they take."""
     transport = ProcessTransport(lambda: pytest.fail("not started"))
@@ -232,3 +223,28 @@ def test_a_stop_waits_for_the_slot_file_that_is_being_written() -> None:
     is_written = file.done()
     written.join()
     assert is_written
+
+
+async def test_an_engine_that_failed_is_gone_when_its_end_is_told_whatever_its_threads_do() -> None:
+    """Otherwise the next one may find no memory."""
+    engine = ProcessTransport(partial(hang, 3600.0))
+    end = asyncio.get_running_loop().create_future()
+    engine.start(end.set_result)
+    assert str(await asyncio.wait_for(end, 60)) == "no"
+    assert engine._process.exitcode is not None
+    engine.close()
+
+
+async def test_an_engine_that_ended_is_not_said_to_be_killed_if_another_thread_saw_its_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = ProcessTransport(refuse)
+    end = asyncio.get_running_loop().create_future()
+    engine.start(end.set_result)
+    await asyncio.wait_for(end, 60)
+    engine._is_ready = True
+    popen = engine._process._popen
+    monkeypatch.setattr(popen, "returncode", None)  # not written yet, but it was waited for
+    with caplog.at_level(logging.WARNING):
+        engine.close()
+    assert not caplog.records

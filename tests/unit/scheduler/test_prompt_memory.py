@@ -126,15 +126,6 @@ def test_a_prompt_that_another_slot_holds_is_not_kept_twice() -> None:
     assert kept == 2 * 107
 
 
-def test_the_draft_models_cache_comes_back_too() -> None:
-    speculator = DraftModelSpeculator(Model(skew=0.2))
-    scheduler = make_scheduler(Model(), [speculator], parallel=1)
-    ask(scheduler, conversation(1), conversation(2))
-    before = speculator.num_decoded
-    ask(scheduler, conversation(1, 1))
-    assert speculator.num_decoded - before < 20 + 60
-
-
 @pytest.mark.parametrize("cache_kind", CacheKind)
 def test_it_comes_back_also_where_the_draft_models_cells_are_taken(cache_kind: CacheKind) -> None:
     engine = Model(context_size=1024, num_cells=700)
@@ -275,9 +266,7 @@ class CrowdedModel(Model):
         return False
 
 
-def test_what_comes_back_shares_the_cells_of_what_another_slot_holds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_comes_back_shares_the_cells_of_what_another_slot_holds(monkeypatch) -> None:
     engine = Model(context_size=1024)
     shared = noted(monkeypatch, engine, "copy_prefix")
     scheduler = make_scheduler(engine, parallel=2)
@@ -354,9 +343,7 @@ def test_the_one_used_longest_ago_is_dropped_first() -> None:
     assert (len(store), store.num_bytes) == (2, 2 * prompt([1, 2]).num_bytes)
 
 
-def test_copies_beside_others_take_a_few_blocks_of_each_step_and_lose_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_copies_beside_others_take_a_few_blocks_of_each_step_and_lose_nothing(monkeypatch) -> None:
     # the clock of these tests goes on with every look at it
     monkeypatch.setattr(Offloading, "_saves_time", lambda self, gained, copying: gained > 31)
     engine = Model(context_size=4096, num_cells=6000)

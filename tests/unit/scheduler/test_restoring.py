@@ -138,9 +138,7 @@ def prompt(tokens: list[int], namespace: str = "", num_bytes: int = 10) -> Store
     return StoredPrompt(namespace, packed(tokens), (block,))
 
 
-def test_a_prompt_is_stored_exactly_if_the_shares_of_other_tenants_let_it_stay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_prompt_is_stored_exactly_if_the_shares_of_other_tenants_let_it_stay(monkeypatch) -> None:
     chance, fits, num_refused = Random(1), PromptStore.fits, 0
     monkeypatch.setattr(PromptStore, "fits", lambda *_: True)
     for _ in range(200):

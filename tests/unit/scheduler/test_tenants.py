@@ -96,9 +96,7 @@ def test_tenants_that_come_without_end_shut_nobody_out(parallel: int) -> None:
     assert {f"a{number}" for number in range(4)} <= set(admitted)
 
 
-def test_a_tenant_that_takes_back_what_a_thread_works_for_has_had_its_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_tenant_that_takes_back_what_a_thread_works_for_has_had_its_turn(monkeypatch) -> None:
     model = Model(context_size=256)
     scheduler = make_scheduler(model, parallel=1)
     submit(scheduler, "b0")
@@ -133,14 +131,6 @@ def test_of_a_tenant_with_too_many_slots_the_least_urgent_request_gives_up_its_o
     submit(scheduler, "b0")
     scheduler.step()
     assert sorted(running(scheduler)) == ["a0", "a2", "a3", "b0"]
-
-
-def test_one_tenant_is_served_in_its_own_order() -> None:
-    scheduler = make(2)
-    names = [f"a{number}" for number in range(7)]
-    for name in names:
-        submit(scheduler, name)
-    assert order_of_admission(scheduler) == names
 
 
 def test_other_adapters_are_no_other_tenant() -> None:

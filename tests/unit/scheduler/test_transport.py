@@ -174,9 +174,7 @@ def test_an_engine_ends_though_a_thread_waits_for_a_disk_that_does_not_answer() 
     assert exitcode == 0
 
 
-def test_commands_that_take_long_to_read_are_read_bit_by_bit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_commands_that_take_long_to_read_are_read_bit_by_bit(monkeypatch) -> None:
     taken, given = multiprocessing.Pipe(duplex=False)
     commands = [Cancel(f"r{number}") for number in range(50)]
     for command in commands:

@@ -82,9 +82,7 @@ def test_packing_is_reversible(ngram: list[int]) -> None:
 
 
 @given(text=st.lists(st.integers(0, 9), max_size=60))
-def test_a_saved_file_loads_as_it_was(
-    tmp_path_factory: pytest.TempPathFactory, text: list[int]
-) -> None:
+def test_a_saved_file_loads_as_it_was(tmp_path_factory, text: list[int]) -> None:
     path = tmp_path_factory.mktemp("lookup") / "cache.bin"
     counts = NgramCounts()
     counts.learn(text, 0)

@@ -157,9 +157,7 @@ def test_the_defaults_and_what_is_named(
     assert wanted_types(config, drafter) == names
 
 
-def test_a_speculator_of_another_package_may_use_the_draft_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_speculator_of_another_package_may_use_the_draft_model(monkeypatch) -> None:
     class Second(DraftModelSpeculator):
         name = "second"
 
@@ -176,9 +174,7 @@ def test_a_speculator_of_another_package_may_use_the_draft_model(
         wanted_types(both, "draft-model")
 
 
-def test_a_constructor_that_asks_for_what_there_is_not_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_constructor_that_asks_for_what_there_is_not_is_refused(monkeypatch) -> None:
     """A default value would otherwise hide that the part never comes."""
 
     class Curious(SuffixSpeculator):
@@ -190,9 +186,7 @@ def test_a_constructor_that_asks_for_what_there_is_not_is_refused(
         make_speculator("curious", {}, {"engine": object, "vocab": object})
 
 
-def test_a_constructor_that_fails_is_told_with_the_speculators_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_constructor_that_fails_is_told_with_the_speculators_name(monkeypatch) -> None:
     class Broken(SuffixSpeculator):
         def __init__(self, options: object) -> None:
             raise KeyError("weights")

@@ -108,9 +108,7 @@ def test_the_dynamic_file_is_written_when_nobody_generates_or_when_it_is_overdue
     assert path.exists()
 
 
-def test_a_dynamic_file_with_more_ngrams_than_are_kept_is_refused_and_left_alone(
-    tmp_path: Path,
-) -> None:
+def test_a_dynamic_file_with_more_ngrams_than_are_kept_is_refused_and_left_alone(tmp_path) -> None:
     """Else the first write would replace a collection of somebody's by a part of it."""
     path = tmp_path / "collection"
     counts = NgramCounts()
@@ -139,9 +137,7 @@ def test_a_dynamic_file_of_unknown_vocabulary_is_not_certified(tmp_path: Path) -
     assert NgramCounts.load(path, other).after(pack([1])) == {2: 6}
 
 
-def test_a_server_with_keys_says_that_the_dynamic_file_learns_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_with_keys_says_that_the_dynamic_file_learns_nothing(tmp_path, caplog) -> None:
     path = tmp_path / "dynamic"
     speculator = dynamic(path)
     for _ in range(3):
@@ -160,9 +156,7 @@ def test_no_warning_about_keys_without_a_dynamic_file(caplog: pytest.LogCaptureF
     assert caplog.text == ""
 
 
-def test_a_file_that_cannot_be_written_does_not_stop_the_server(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_cannot_be_written_does_not_stop_the_server(tmp_path, caplog) -> None:
     (tmp_path / "gone").mkdir()
     speculator = dynamic(tmp_path / "gone" / "dynamic")
     (tmp_path / "gone").rmdir()
@@ -191,9 +185,7 @@ def test_files_of_another_vocabulary_are_refused_by_name(
         NgramCacheSpeculator(options, VOCABULARY)
 
 
-def test_what_another_process_wrote_is_not_overwritten(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_process_wrote_is_not_overwritten(tmp_path, caplog, monkeypatch) -> None:
     monkeypatch.setattr(ngram_cache, "SAVE_TOKENS", 1)
     path = tmp_path / "dynamic"
     first, second = dynamic(path), dynamic(path)
@@ -210,9 +202,7 @@ def test_what_another_process_wrote_is_not_overwritten(
     assert saved == {0, 1, 2, 3, 7, 8, 9}
 
 
-def test_files_that_can_have_no_effect_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_can_have_no_effect_are_refused(tmp_path, monkeypatch) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(ConfigError, match="empty is empty; leave it out"):
         NgramCacheSpeculator(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.harness import make_speculators
+from tests.planted import noted
 from tests.unit.speculators.text_support import accept, propose, tokens_of
 
 from headstart.speculators.base import Speculator
@@ -189,18 +189,12 @@ def test_ngram_mod_drops_drafts_shorter_than_n_min() -> None:
     assert tokens_of(speculator, [8, 1, 2], 8, seq_id=3) == [3, 4, 5, 6]
 
 
-def test_ngram_mod_learns_a_long_prompt_in_pieces_that_no_step_notices(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    random, learn, sizes = Random(5), NgramTable.learn, list[int]()
+def test_ngram_mod_learns_a_long_prompt_in_pieces_that_no_step_notices(monkeypatch) -> None:
+    random = Random(5)
     prompt, expected = [random.randrange(9) for _ in range(20_000)], NgramTable(4, 12)
     expected.learn(prompt, 0)
 
-    def counted(table: NgramTable, tokens: Sequence[int], salt: int) -> None:
-        sizes.append(len(tokens))
-        learn(table, tokens, salt)
-
-    monkeypatch.setattr(NgramTable, "learn", counted)
+    sizes = noted(monkeypatch, NgramTable, "learn", note=lambda _, tokens, salt: len(tokens))
     speculator = NgramModSpeculator(NgramModSpeculator.Options(n_match=4, table_bits=12))
     speculator.begin(0, prompt)
     for _ in range(20_000 // PIECE):

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from random import Random
 from unittest.mock import patch
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.structures import suffix_index
 from headstart.structures.prefix import common_prefix_length
+from headstart.structures.prefix import common_prefix_length as common
+from headstart.structures.prefix_index import PrefixIndex, packed
 from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex, Tail
 
 SIZES = (2, 4)
@@ -111,3 +115,28 @@ def test_common_prefix_counts_equal_tokens(one: list[int], other: list[int]) -> 
         expected += 1
     assert common_prefix_length(one, other) == expected
     assert common_prefix_length(array("i", one), array("i", other)) == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_finds_what_a_list_of_all_finds(seed: int) -> None:
+    random = Random(seed)
+    index: PrefixIndex[int] = PrefixIndex()
+    known: dict[int, list[int]] = {}
+    keys = {}
+    for number in range(300):
+        tokens = [random.randrange(3) for _ in range(random.randrange(1, 12))]
+        if random.random() < 0.6:
+            known[number], keys[number] = tokens, packed(tokens)
+            index.add(keys[number], number)
+        elif known:
+            gone = random.choice(list(known))
+            del known[gone]
+            index.remove(keys.pop(gone), gone)
+        assert index.is_empty == (not known)
+        query = [random.randrange(3) for _ in range(random.randrange(12))]
+        item, length = index.find(packed(query))
+        assert length == max((common(one, query) for one in known.values()), default=0)
+        assert (item is None) == (length == 0)
+        assert item is None or common(known[item], query) == length
+        begun = [n for n, one in known.items() if common(one, query) == len(one)]
+        assert sorted(index.beginnings(packed(query))) == sorted(begun)

@@ -97,9 +97,7 @@ def test_two_processes_cannot_hold_one_file(tmp_path: Path) -> None:
     TextStore(tmp_path / "corpus", VOCABULARY).close()
 
 
-def test_a_process_that_is_about_to_end_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_process_that_is_about_to_end_is_waited_for(tmp_path, monkeypatch, caplog) -> None:
     """The engine of a server that was killed holds the file until its step is over."""
     first = TextStore(tmp_path / "corpus", VOCABULARY)
     lock, calls = TextStore._lock, []

@@ -137,9 +137,7 @@ def test_a_thread_shows_work_that_says_nothing_until_it_is_forgotten() -> None:
         assert not thread.is_alive()
 
 
-def test_a_long_prompt_is_in_the_log_also_while_a_step_takes_long(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_long_prompt_is_in_the_log_also_while_a_step_takes_long(caplog) -> None:
     caplog.set_level(logging.INFO)
     clock = Clock()
     progress = Progress(clock)

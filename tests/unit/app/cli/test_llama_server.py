@@ -77,9 +77,7 @@ def test_the_table_has_each_spelling_and_variable_once() -> None:
     assert sorted(variables) == sorted([*theirs, *NEWER.values()])
 
 
-def test_flags_of_newer_releases_are_taken_or_refused_with_a_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_flags_of_newer_releases_are_taken_or_refused_with_a_reason(monkeypatch) -> None:
     read("--spec-draft-sampling", "probabilistic", "--moe-cache-mib", "0")
     with pytest.raises(ConfigError, match="no copies of experts"):
         read("--moe-cache-mib", "512")
@@ -210,9 +208,7 @@ def test_a_command_that_does_not_serve_needs_no_key() -> None:
     assert check({"LLAMA_API_KEY": "secret"}, settings=all_settings(["model"])) is None
 
 
-def test_a_name_that_llama_server_does_not_have_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_that_llama_server_does_not_have_is_told(monkeypatch, capsys) -> None:
     monkeypatch.setenv("LLAMA_ARG_CTX_SIZES", "4096")
     monkeypatch.setenv("LLAMA_ARG_HOST", "0.0.0.0")
     monkeypatch.setenv("LLAMA_ARG_PORT", "")

@@ -75,9 +75,7 @@ def test_no_file_gets_the_number_of_a_closed_standard_stream(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("before", ["--help", "help"])
-def test_a_word_after_help_is_a_command_or_found_in_the_flags_of_serve(
-    before: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_word_after_help_is_a_command_or_found_in_the_flags_of_serve(before: str, capsys) -> None:
     assert main([before, "bench"]) == 0
     assert "Usage: headstart bench" in capsys.readouterr().out
     assert main([before, "spec"]) == 0
@@ -96,9 +94,7 @@ def test_every_command_has_a_help_page(command: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_value_out_of_its_range_is_refused_by_every_command(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_value_out_of_its_range_is_refused_by_every_command(command: str, capsys) -> None:
     for setting in cli_main.find_command(command).settings():
         if not setting.part and setting.option.least is not None:
             flag = f"{setting.flag}={setting.kind(setting.option.least - 1)}"
@@ -114,9 +110,7 @@ def test_only_a_server_records_texts_and_runs_tools() -> None:
         assert name == "serve" or not parts & {"recording", "tools", "router"}
 
 
-def test_version_names_ours_and_libllamas(
-    assemble: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_version_names_ours_and_libllamas(assemble: ModuleType, capsys) -> None:
     vars(assemble).update(libllama_version=lambda: "9.9 (b1)")
     assert main(["--version"]) == 0
     out = capsys.readouterr().out
@@ -135,9 +129,7 @@ def test_version_names_ours_and_libllamas(
         (["generate", "-f", "/nowhere/prompt.txt"], "cannot read the prompt"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_1(
-    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_is_one_line_and_exit_code_1(argv: list[str], message: str, capsys) -> None:
     assert main(argv) == 1
     out, err = capsys.readouterr()
     assert out == ""
@@ -206,26 +198,20 @@ def test_what_ends_llama_server_at_once_ends_a_command(
 
 
 @pytest.mark.parametrize("flag", ["-p", "--prompt"])
-def test_a_value_that_looks_like_version_does_not_end_a_command(
-    flag: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_value_that_looks_like_version_does_not_end_a_command(flag: str, capsys) -> None:
     assert main(["generate", flag, "--version"]) == 1
     assert "needs a value" in capsys.readouterr().err
     arguments = find_command("generate").read([f"{flag}=--version"])[0]
     assert arguments.values["prompt"] == "--version"
 
 
-def test_print_config_does_not_serve(
-    assemble: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_print_config_does_not_serve(assemble: ModuleType, capsys) -> None:
     assert main(["serve", "--print-config", "--port", "81"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("port")]
     assert line.split() == ["port", "=", "81", "#", "flag"]
 
 
-def test_devices_shows_one_row_per_device(
-    assemble: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_devices_shows_one_row_per_device(assemble: ModuleType, capsys) -> None:
     class Device:
         name, kind, description, free_bytes, total_bytes = (
             "CUDA0",
@@ -241,9 +227,7 @@ def test_devices_shows_one_row_per_device(
     assert row.split() == ["CUDA0", "GPU", "a", "card", "1.0", "GiB", "3.0", "GiB"]
 
 
-def test_devices_shows_what_a_model_would_take(
-    assemble: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_devices_shows_what_a_model_would_take(assemble: ModuleType, capsys) -> None:
     use = SimpleNamespace(weights=7 * 2**20, cache=2**21, compute=2**20, total=10 * 2**20)
     fitted = SimpleNamespace(
         uses={"CUDA0": use}, config=SimpleNamespace(context=512), remarks=("layers moved",)

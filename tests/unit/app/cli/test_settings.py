@@ -244,9 +244,7 @@ def test_a_mistake_in_the_environment_names_the_variable(monkeypatch: pytest.Mon
         read()
 
 
-def test_a_value_out_of_range_names_its_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_value_out_of_range_names_its_source(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("LLAMA_ARG_N_PARALLEL", "0")
     with pytest.raises(ConfigError, match="LLAMA_ARG_N_PARALLEL is 0 but must be from 1 to 250"):
         read()
@@ -260,9 +258,7 @@ def test_one_config_file_may_hold_settings_of_other_commands(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "200"])
-def test_the_help_page_explains_every_setting_within_the_width(
-    monkeypatch: pytest.MonkeyPatch, columns: str
-) -> None:
+def test_the_help_page_explains_every_setting_within_the_width(monkeypatch, columns: str) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     with pytest.raises(PageRequested) as page:
         read("--help-all")

@@ -26,9 +26,7 @@ def test_a_repository_becomes_a_file_in_the_cache_that_llama_cpp_shares(
     assert hub.downloads == ["Model-1B-Q4_K_M.gguf"]
 
 
-def test_a_log_says_how_far_a_download_is(
-    client: Client, hub: FakeHub, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_log_says_how_far_a_download_is(client: Client, hub: FakeHub, caplog) -> None:
     hub.repos[REPO] = {"big-Q8_0.gguf": bytes(30 * 2**20)}
     with caplog.at_level("INFO"):
         client.target(REPO)

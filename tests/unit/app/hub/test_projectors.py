@@ -1,7 +1,10 @@
-"""The projector of a model from the hub."""
+"""What the hub's cache has of a model, and its projector."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +13,11 @@ from tests.drafters import eagle3
 from tests.unit.app.hub.fake_hub import Client, FakeHub
 
 from headstart.app import demo
+from headstart.app.hub import Hub
 from headstart.app.hub_files import choose_drafter
 from headstart.app.model_files import Models, choose_speculators
-from headstart.config import Config, ImageConfig, SpeculationConfig
-from headstart.types.errors import ConfigError
+from headstart.config import Config, ImageConfig, ModelConfig, SpeculationConfig
+from headstart.types.errors import ConfigError, ModelError
 
 REPO = "someone/Model-4B-GGUF"
 
@@ -133,3 +137,94 @@ def test_a_draft_model_sees_images_with_the_projector_of_its_own_repository(
     assert (found.projector, found.draft_projector) == (None, None)
     with pytest.raises(ConfigError, match="--draft-mmproj is given but no --mmproj"):
         client.find("someone/Words-GGUF", spec_type="suffix", images=named)
+
+
+NAME = "org/model:F16"
+PARTS = ("big-Q8_0-00001-of-00002.gguf", "big-Q8_0-00002-of-00002.gguf")
+
+
+@pytest.fixture
+def store(client: Client, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Hub:
+    hub.add("org/model", "model-F16.gguf", "other-Q4_0.gguf", *PARTS)
+    monkeypatch.setenv("PYTHONPATH", "src")
+    return Hub.from_config(ModelConfig(), {**os.environ, **client.environment})
+
+
+def download(store: Hub, name: str) -> list[dict[str, object]]:
+    command, environment = store.download(name)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == any("error" in line for line in lines[-1:]), done.stderr
+    return lines
+
+
+def test_a_download_tells_how_far_it_is_and_a_removed_model_is_gone(
+    store: Hub, hub: FakeHub
+) -> None:
+    store.check(NAME)
+    size = len(hub.repos["org/model"]["model-F16.gguf"])
+    lines = download(store, NAME)
+    assert lines[0] == {"source": "org/model", "done": 0, "total": size}
+    assert lines[-1] == {"source": "org/model", "done": size, "total": size}
+    download(store, "org/model:Q8_0")
+    assert list(store.cached_models()) == ["org/model:Q8_0", NAME]
+    folder = store.folder("org/model")
+    store.remove(NAME)
+    assert list(store.cached_models()) == ["org/model:Q8_0"]
+    assert len(list((folder / "blobs").iterdir())) == 2
+    store.remove("org/model:Q8_0")  # both parts
+    assert not folder.exists()
+    with pytest.raises(ModelError, match="is not in the cache"):
+        store.remove(NAME)
+
+
+def test_a_model_whose_download_was_interrupted_can_be_removed(store: Hub, hub: FakeHub) -> None:
+    download(store, "org/model:Q8_0")
+    (second,) = store.folder("org/model").rglob(PARTS[1])
+    second.resolve().unlink()
+    second.unlink()
+    assert list(store.cached_models()) == ["org/model:Q8_0"]
+    store.remove("org/model:Q8_0")
+    assert not store.folder("org/model").exists()
+
+
+def test_what_drafts_or_sees_for_a_model_comes_and_goes_with_it(store: Hub, hub: FakeHub) -> None:
+    found = ["mmproj-F16.gguf", "model-F16.gguf", "mtp-model-F16.gguf"]
+    hub.add("org/model", *found, "mmproj-F32.gguf", "eagle3-model-F16.gguf")
+    store = Hub.from_config(ModelConfig(), store.environment, ["mtp"])
+    lines = download(store, NAME)
+    assert sorted(hub.downloads) == found
+    assert lines[-1]["done"] == sum(len(hub.repos["org/model"][name]) for name in hub.downloads)
+    store.remove(NAME)
+    assert not store.folder("org/model").exists()
+
+
+def test_what_cannot_be_downloaded_is_refused_with_a_reason(store: Hub, hub: FakeHub) -> None:
+    for name, says in (("org/model:Q2_K", "no model of quant Q2_K"), ("org/none", "no repository")):
+        with pytest.raises(ModelError, match=says):
+            store.check(name)
+    with pytest.raises(ConfigError, match="user/repo"):
+        store.check("model")
+    with pytest.raises(ModelError, match="cannot be the name of a repository"):
+        store.check("../model")
+    hub.failing_status = 500
+    assert "answered 500" in str(download(store, NAME)[-1]["error"])
+
+
+def test_offline_only_what_is_in_the_cache_can_be_downloaded(store: Hub, hub: FakeHub) -> None:
+    offline = Hub.from_config(ModelConfig(offline=True), store.environment)
+    with pytest.raises(ModelError, match="--offline forbids"):
+        offline.check(NAME)
+    download(store, NAME)
+    offline.check(NAME)
+    assert download(offline, NAME) == []
+    assert hub.downloads == ["model-F16.gguf"]
+    with pytest.raises(ModelError, match="no model of quant Q2_K"):
+        offline.check("org/model:Q2_K")
+
+
+def test_a_token_is_not_on_the_command_line(store: Hub) -> None:
+    secret = Hub.from_config(ModelConfig(hf_token="hf_secret"), store.environment)
+    command, environment = secret.download(NAME)
+    assert "hf_secret" not in " ".join(command)
+    assert environment["HF_TOKEN"] == "hf_secret"

@@ -1,13 +1,16 @@
-"""What a comparison concludes from measured times, on a pretended server."""
+"""What is concluded from measured times, on a pretended server and engine, and how it is told."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from random import Random
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from benchmarks.lib.curves import CostCurve
+from benchmarks.lib.engines import Clock, PricedEngine
 
 from headstart.extras.bench.client import Answer, Round
 from headstart.extras.bench.command import BenchOptions, measure
@@ -22,7 +25,13 @@ from headstart.extras.bench.comparison import (
 )
 from headstart.extras.bench.library import Question
 from headstart.extras.bench.picture import picture
+from headstart.extras.bench.report import MeanRatio, quantile, table_head, table_row
+from headstart.extras.bench.steps import break_even, time_steps
 from headstart.extras.bench.tables import verdicts
+from headstart.extras.bench.tune import pays_from
+from headstart.testing import FakeEngine
+from headstart.types import CacheKind
+from headstart.types.errors import ConfigError
 
 CELL = Cell("edit", 0.0, 2)
 
@@ -153,3 +162,84 @@ def test_a_picture_shows_every_line_curve_and_price() -> None:
     assert len([*svg.findall("{*}circle")]) == 3 + 3 + 1 + 2  # legend, ratios, acceptance, rows
     assert 0 < picture(scores, {}).count("polyline") < 2
     assert "edit, 0, 2 users" in picture(Machine(url=1.0).compare(seconds=0), {})
+
+
+def test_the_error_of_many_values_is_the_standard_error() -> None:
+    values = [1.0, 2.0, 3.0] * 1000
+    assert MeanRatio.of(values).error == pytest.approx(math.sqrt(2 / 3 / 3000), rel=1e-3)
+
+
+@pytest.mark.parametrize("num_values", [2, 3, 5, 10, 11, 30])
+def test_two_errors_miss_the_truth_once_in_twenty_times_however_few_values(num_values: int) -> None:
+    random, num_runs = Random(num_values), 5_000
+    misses = 0
+    for _ in range(num_runs):
+        found = MeanRatio.of([random.gauss(1.0, 0.1) for _ in range(num_values)])
+        misses += found.verdict != "no difference"
+    assert 0.035 < misses / num_runs < 0.06
+
+
+def test_a_ratio_and_its_inverse_average_to_one() -> None:
+    assert MeanRatio.of_ratios([2.0, 0.5]).mean == pytest.approx(1.0)
+
+
+def test_one_value_has_no_error() -> None:
+    assert str(MeanRatio.of([1.5])) == "1.50"
+
+
+def test_a_quantile_is_one_of_the_values() -> None:
+    assert [quantile([3.0, 1.0, 2.0], share) for share in (0.0, 0.5, 1.0)] == [1.0, 2.0, 3.0]
+    assert quantile([], 0.5) == 0.0
+
+
+def test_a_table_has_a_cell_for_each_column() -> None:
+    lines = [*table_head("name", "ratio").splitlines(), table_row("auto", MeanRatio(1.2, 0.05))]
+    assert lines == ["| name | ratio |", "| --- | --- |", "| auto | 1.20 ± 0.05 |"]
+
+
+CURVE = CostCurve.parse("1:10,2:14,8:20,16:60")
+
+
+@pytest.mark.parametrize("cache_kind", list(CacheKind))
+def test_timed_steps_give_back_the_curve_of_a_priced_engine(cache_kind: CacheKind) -> None:
+    clock, fake = Clock(), FakeEngine(cache_kind=cache_kind)
+    engine = PricedEngine(fake, CURVE, clock)
+    times = time_steps(engine, [1, 2, 8, 16], context=300, num_repeats=3, clock=clock)
+    for kind in times:
+        assert list(kind) == [1, 2, 8, 16]
+        for rows, values in kind.items():
+            assert values == pytest.approx([CURVE(rows)] * 3)
+    assert fake.cells_used() == 0
+
+
+def test_steps_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ConfigError, match="do not fit into 64"):
+        time_steps(FakeEngine(context_size=64), [8], context=60, num_repeats=1)
+
+
+@pytest.mark.parametrize(("num_draft", "steps"), [(1, 1.4), (3, 2.0), (8, 1.2), (15, 9.0)])
+def test_a_draft_gives_as_many_tokens_as_it_costs_steps_where_it_breaks_even(
+    num_draft: int, steps: float
+) -> None:
+    rate = break_even(num_draft, steps)
+    assert rate is not None
+    assert sum(rate**k for k in range(num_draft + 1)) == pytest.approx(steps)
+
+
+def test_a_draft_that_costs_a_step_a_token_never_pays() -> None:
+    assert break_even(3, 4.0) is None
+
+
+def test_tune_says_when_a_draft_model_can_never_pay_and_else_from_which_acceptance() -> None:
+    rows = {"1": 10.0, "2": 12.0, "3": 18.0, "4": 16.0, "5": 30.0}
+
+    def rate_and_length(round_ms: float) -> list[float]:
+        models = {"draft-model": {"round_ms": {"1": round_ms, "4": 1.0}}}
+        return [
+            *(pays_from({"cost_ms": {"rows": rows}, "draft_models": models}, "draft-model") or ())
+        ]
+
+    assert rate_and_length(1.0) == pytest.approx([0.3, 1])  # 3 of 10 milliseconds for a token
+    assert rate_and_length(0.0) == pytest.approx([0.2, 1])
+    assert rate_and_length(9.0) == []
+    assert pays_from({"cost_ms": {}, "draft_models": {}}, "suffix") is None

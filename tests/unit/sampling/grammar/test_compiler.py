@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher
+from tests.planted import threads_of
 from tests.unit.sampling.grammar.test_state import TOKENS, begin, constraint
 
 from headstart.sampling.grammar import compiled, compiler
@@ -215,17 +215,10 @@ def test_answers_of_one_constraint_do_not_know_of_each_other() -> None:
 
 
 def test_nothing_is_compiled_in_the_caller_s_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = []
-
-    def check(self: Compiled, text: str) -> LLMatcher:
-        threads.append(threading.current_thread())
-        return make(self, text)
-
-    make = Compiled._compile
-    monkeypatch.setattr(Compiled, "_compile", check)
+    threads = threads_of(monkeypatch, Compiled, "_compile")
     one = GrammarCompiler(ByteVocab())
     one.compile(constraint("regex", "a")).result(60)
-    assert threading.current_thread() not in threads
+    assert threading.current_thread().name not in threads
     assert len(threads) == 1
     one.close()
 

@@ -99,9 +99,7 @@ def test_a_text_that_is_too_complex_has_used_up_no_lexer(monkeypatch: pytest.Mon
     assert not isinstance(refused.value, LexerLimitError)
 
 
-def test_an_answer_that_may_open_with_thoughts_is_renewed_before_it_begins(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_answer_that_may_open_with_thoughts_is_renewed_before_it_begins(monkeypatch) -> None:
     marks = ThoughtMarks(b"ab!", b"</>", is_open=False, opening=tuple(b"ab!"))
     made = exhausted(monkeypatch, thoughts=marks)
     for text in (b"aba", b"ab!free</>ab"):
@@ -123,9 +121,7 @@ def test_a_used_up_lexer_does_not_make_a_text_a_thought(monkeypatch: pytest.Monk
     read(state, b"aba")
 
 
-def test_drafts_do_not_use_up_the_lexer_that_an_answer_was_given(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_drafts_do_not_use_up_the_lexer_that_an_answer_was_given(monkeypatch) -> None:
     drafts, made = random.Random(3), exhausted(monkeypatch)
     state = Compiled(made.constraint, TOKENS).begin()
     state.read(ord("b"))

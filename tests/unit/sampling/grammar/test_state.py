@@ -364,9 +364,7 @@ class TestLongTokens:
         assert state.legal_mask().nonzero()[0].tolist() == [PAIRS.size - 1]
 
 
-def test_a_look_ahead_into_what_is_too_complex_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_look_ahead_into_what_is_too_complex_changes_nothing(monkeypatch) -> None:
     """llguidance's errors are for ever; the state begins anew and knows the same text."""
     monkeypatch.setattr(
         compiled, "LIMITS", LLParserLimits(max_items_in_row=50, verbose_errors=False)

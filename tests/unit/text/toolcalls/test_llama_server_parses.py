@@ -109,17 +109,6 @@ def test_one_character_at_a_time_gives_the_same_messages(name):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_split_point_gives_the_same_messages(name):
-    records = recording()[name]
-    for kind in ("all", "two", "thoughts_call"):
-        if kind in records:
-            text = records[kind]["text"]
-            whole = read(name, records[kind], [text]).events
-            for cut in range(len(text)):
-                assert read(name, records[kind], [text[:cut], text[cut:]]).events == whole
-
-
-@pytest.mark.parametrize("name", FAMILIES)
 def test_what_a_family_writes_is_read_back(name):
     records = recording()[name]
     kind = "all" if "all" in records and name not in ("muse-glimmer",) else "call"
