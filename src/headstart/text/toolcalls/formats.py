@@ -107,7 +107,7 @@ class JsonCall:
         is_call = reading.has_arguments or (reading.name and is_whole)
         if is_call and not reading.has_begun:
             reading.begin()
-            reader.arguments("".join(reading.held) or "{}")
+            reader.arguments("".join(reading.held) if reading.has_arguments else "{}")
         if not is_whole and reading.has_begun:
             sink = reader.arguments if reading.is_broken else _drop
             yield from reader.up_to(ends[:1], sink)
@@ -148,7 +148,7 @@ class _JsonCallReading:
             return (yield from read_members(reader, self.read_member))
         if not self.name:
             # before the name, only short members are skipped: the text may still be content
-            return key == "type" and (yield from read_string(reader, _drop))
+            return key == "type" and (yield from read_string(reader))[1]
         if key in (form.arguments_key, "arguments", "parameters"):  # models confuse them
             return (yield from self._read_arguments())
         if not self.has_begun and (yield from reader.sees("{", "[")):
@@ -160,9 +160,7 @@ class _JsonCallReading:
         self.has_begun = True
 
     def _read_name(self) -> Reading[bool]:
-        name: list[str] = []
-        is_whole = yield from read_string(self.reader, name.append)
-        self.name = "".join(name)
+        self.name, is_whole = yield from read_string(self.reader)
         return is_whole and self.name in self.reader.tools
 
     def _read_id(self) -> Reading[bool]:
@@ -182,9 +180,12 @@ class _JsonCallReading:
         reader.commit()
         if not self.format.is_id_last:
             self.begin()
-        is_text = yield from reader.sees('"')  # JSON in a string, as OpenAI has it
-        read = read_string if is_text else read_value
-        is_whole = yield from read(reader, reader.arguments if self.has_begun else self.held.append)
+        sink = reader.arguments if self.has_begun else self.held.append
+        if (yield from reader.sees('"')):  # JSON in a string, as OpenAI has it
+            text, is_whole = yield from read_string(reader)
+            sink(text)
+        else:
+            is_whole = yield from read_value(reader, sink)
         self.is_broken = not is_whole
         return is_whole
 

@@ -30,45 +30,19 @@ def read_value(reader: AnswerReader, emit: Callable[[str], object]) -> Reading[b
     return value_or_text(text) is not text
 
 
-def read_string(reader: AnswerReader, emit: Callable[[str], object]) -> Reading[bool]:
-    """Emit the decoded JSON string that begins here."""
-    if not (yield from reader.takes('"')):
-        return False
-    while True:
-        found = yield from reader.until(('"', "\\"), emit)
-        if found == '"':
-            return True
-        if found is None:
-            return False
-        if not (yield from _escape(reader, emit)):
-            return False
-
-
-def _escape(reader: AnswerReader, emit: Callable[[str], object]) -> Reading[bool]:
-    """Decode the escape after a backslash; lone surrogates become U+FFFD."""
-    kind = yield from reader.peek(1)
-    escape = yield from reader.peek(5 if kind == "u" else 1)
-    text = _unescaped(escape)
-    if text is None:
-        return False
-    reader.at += len(escape)
-    if "\ud800" <= text < "\udc00":
-        rest = yield from reader.peek(6)
-        pair = _unescaped(escape + rest)
-        if rest and pair is not None and len(pair) == 1:
-            reader.at += 6
-            text = pair
-    emit("\ufffd" if "\ud800" <= text < "\ue000" else text)
-    return True
-
-
-def _unescaped(escape: str) -> str | None:
-    """The text of a JSON escape without its backslash; None if it is not one."""
+def read_string(reader: AnswerReader) -> Reading[tuple[str, bool]]:
+    """The JSON string that begins here, decoded, and whether it is complete and well-formed; if
+    not, its start as it is.
+    """
+    if not (yield from reader.sees('"')):
+        return "", False
+    parts: list[str] = []
+    yield from read_value(reader, parts.append)
+    raw = "".join(parts)
     try:
-        text: str = json.loads(f'"\\{escape}"')
+        return _without_surrogates(json.loads(raw, strict=False)), True
     except ValueError:
-        return None
-    return text
+        return raw, False
 
 
 def read_members(reader: AnswerReader, on_member: Callable[[str], Reading[bool]]) -> Reading[bool]:
@@ -82,15 +56,15 @@ def read_members(reader: AnswerReader, on_member: Callable[[str], Reading[bool]]
     if (yield from reader.takes("}")):
         return True
     while True:
-        key: list[str] = []
         yield from reader.skip_space()
-        if not (yield from read_string(reader, key.append)):
+        key, is_whole = yield from read_string(reader)
+        if not is_whole:
             return False
         yield from reader.skip_space()
         if not (yield from reader.takes(":")):
             return False
         yield from reader.skip_space()
-        if not (yield from on_member("".join(key))):
+        if not (yield from on_member(key)):
             return False
         yield from reader.skip_space()
         if (yield from reader.takes("}")):
@@ -135,6 +109,10 @@ def dump(value: Any) -> str:
         ValueError, TypeError: JSON has no such value.
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return _without_surrogates(text)
+
+
+def _without_surrogates(text: str) -> str:
     return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 

@@ -106,16 +106,11 @@ class VocabularyTranslator:
         before = self.target.join(tail)
         text = before + data[len(pending) :]
         text = text[: len(text) - num_incomplete(text)]
-        tokens: list[int] = []
-        if len(text) > len(before):
-            whole = list(self.target_encoder.encode(text))
-            # otherwise the history ends inside a canonical token: continue from there
-            follows = whole[: len(tail)] == tail
-            tokens = (
-                whole[len(tail) :]
-                if follows
-                else [*self.target_encoder.encode(text[len(before) :])]
-            )
+        tokens = list(self.target_encoder.encode(text))
+        if tokens[: len(tail)] == tail:
+            del tokens[: len(tail)]
+        else:  # the history ends inside a canonical token: continue from there
+            tokens = list(self.target_encoder.encode(text[len(before) :]))
         marker = self._target_controls.get(draft_tokens[end]) if end < len(draft_tokens) else None
         if marker is None:
             return tokens

@@ -14,8 +14,6 @@ from headstart.text.toolcalls.json_text import dump, python_value, read_rest
 from headstart.text.toolcalls.reader import AnswerReader, Reading
 from headstart.text.toolcalls.value_rules import Members, ValueRules, as_json, quoted
 
-_OPEN, _CLOSE = "([{", ")]}"
-
 
 def _read_call(reader: AnswerReader, ends: Sequence[str]) -> Reading[bool]:
     """Parse a name and keyword arguments, each of which is emitted once complete."""
@@ -70,12 +68,12 @@ def _source_of_value(reader: AnswerReader) -> Reading[str]:
     text: list[str] = []
     depth = 0
     while True:
-        found = yield from reader.up_to(("'", '"', ",", *_OPEN, *_CLOSE), text.append)
-        if found is None or (depth == 0 and found in ("," + _CLOSE)):
+        found = yield from reader.up_to(tuple("'\",([{)]}"), text.append)
+        if found is None or (depth == 0 and found in ",)]}"):
             break
         reader.at += 1
         text.append(found)
-        depth += (found in _OPEN) - (found in _CLOSE)
+        depth += (found in "([{") - (found in ")]}")
         if found in "'\"":
             yield from read_rest(reader, text.append, found)
     return "".join(text).strip()
