@@ -91,7 +91,7 @@ def test_a_value_that_can_only_mean_one_thing_is_taken_as_llama_server_takes_it(
         ("stop", ["a"] * 65, "at most 64"),
         ("stop", "x" * 2000, "2000 bytes but at most 1024"),
         ("stream", "yes", "stream is 'yes'"),
-        ("stream_options", True, "stream_options is true but must be an object"),
+        ("stream_options", {"include_usage": 3}, "stream_options.include_usage is 3"),
         ("samplers", 5, "samplers is 5 but must be a list of names"),
         ("dry_sequence_breakers", [], "but must have at least 1 item"),
         ("speculative.n_max", -1, "speculative.n_max is -1"),

@@ -20,7 +20,6 @@ from headstart.server.media import read_prompt_media
 from headstart.server.prompts import Prompt, read_prompts, tokens_text
 from headstart.server.routing import Routes
 from headstart.server.schemas import CompletionBody, InfillBody, NativeBody
-from headstart.server.translate import num_choices
 from headstart.types.request import TokenLogprob
 
 routes = Routes()
@@ -45,11 +44,6 @@ async def completions(http: HttpRequest) -> Response:
         if body.echo and body.post_sampling_probs:
             raise not_supported(
                 "echo with post_sampling_probs is not supported: nothing of the prompt was sampled"
-            )
-        if body.best_of > (number := num_choices(body, call.info)):
-            raise not_supported(
-                f"best_of is {body.best_of} but no more than n, {number}, answers are written; "
-                "leave it out, or send a larger n"
             )
         vocab, info = call.model.vocab, call.info
         prompts = read_prompts(body.prompt, vocab, info.context_size, media)

@@ -275,7 +275,7 @@ class OpenAIDialect(SingleDialect):
         last = self.entry(choice, Piece(), is_whole=False) | {"finish_reason": choice.finish_reason}
         chunks = [self.frame(self.chunk_kind, [last])]
         if all(one.finish for one in self.choices):
-            if self.body.stream_options.get("include_usage") is True:
+            if self.body.stream_options.include_usage:
                 chunks.append(self.frame(self.chunk_kind, []) | {"usage": self.usage()})
             chunks[-1] |= self.numbers()
         return chunks

@@ -39,7 +39,6 @@ class OllamaBody(Body):
     options: dict[str, Any] = Field(
         default_factory=dict, description="temperature, num_predict, ...; those of loading: ignored"
     )
-    keep_alive: Any = Field(default=None, description="ignored: the model stays loaded")
 
 
 class OllamaTextBody(OllamaBody):

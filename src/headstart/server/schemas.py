@@ -57,6 +57,12 @@ class AdapterScale(Body):
     scale: float = Field(0.0, allow_inf_nan=False)
 
 
+class StreamOptions(Body):
+    """How to stream."""
+
+    include_usage: bool = False
+
+
 class GenerationBody(SamplingBody):
     """Fields of all routes that generate text."""
 
@@ -72,9 +78,7 @@ class GenerationBody(SamplingBody):
         None, description='{"id or text": bias} or [[id or text, bias]]; bias false bans'
     )
     stream: bool = False
-    stream_options: dict[str, Any] = Field(
-        default_factory=dict, description="{include_usage}: a last chunk has the usage"
-    )
+    stream_options: StreamOptions = StreamOptions()
     n: Int = 1
     n_cmpl: Int | None = Field(None, description="the same as n")
     n_predict: Int | None = Field(
@@ -258,7 +262,6 @@ class CompletionBody(GenerationBody):
 
     prompt: Any = Field(description="string, token ids, a mix of both, or a list of these")
     logprobs: Any = Field(None, description="number of alternatives per token")
-    best_of: Int = Field(1, description="no more than n")
     suffix: str | None = Field(None, description="what comes after the text to fill in")
 
     @property
@@ -302,7 +305,6 @@ class InfillBody(NativeBody):
         default_factory=list, description="pieces of other files, the best last"
     )
     prompt: str = Field(default="", description="the line of the cursor up to it")
-    t_max_prompt_ms: Int = Field(0, description="taken for compatibility, has no effect")
 
 
 class TokenizeBody(Body):

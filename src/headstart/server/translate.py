@@ -43,7 +43,7 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
         RequestError: a value is not supported.
     """
     _refuse(body)
-    num_each = num_choices(body, call.info)
+    num_each = _num_choices(body, call.info)
     if len(prompts) * num_each > MAX_PROMPTS:
         raise RequestError(
             f"{len(prompts)} prompts with n = {num_each} exceed {MAX_PROMPTS} answers in one call"
@@ -160,8 +160,7 @@ def _refuse(body: GenerationBody) -> None:
         )
 
 
-def num_choices(body: GenerationBody, info: WorkerInfo) -> int:
-    """Number of answers per prompt."""
+def _num_choices(body: GenerationBody, info: WorkerInfo) -> int:
     number = body.n if body.n_cmpl is None else body.n_cmpl
     if not 1 <= number <= info.num_slots:
         raise wrong_value(
