@@ -18,7 +18,7 @@ from tests.server.fake_worker import INFO, FakeWorker, say
 from tests.server.serving import error_of, served_model, serving
 
 from headstart.config import ServerConfig
-from headstart.server import completions, dialect, prompts
+from headstart.server import completions, conversation, dialect
 from headstart.server.app import create_app
 from headstart.server.infill import infill_prompt
 from headstart.server.schemas import InfillBody
@@ -191,7 +191,7 @@ def test_a_template_that_loops_only_for_tools_and_calls_stops_the_start_with_a_m
 
 
 def test_a_template_that_loops_for_some_messages_is_that_request_s_error(monkeypatch):
-    monkeypatch.setattr(prompts, "TEMPLATE_SECONDS", 0.5)
+    monkeypatch.setattr(conversation, "TEMPLATE_SECONDS", 0.5)
     with serving(FakeWorker(), model=served_model(FOR_LONG_CHATS)) as client:
         messages = [{"role": "user", "content": "a"}]
         chat = "/v1/chat/completions"

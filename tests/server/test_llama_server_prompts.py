@@ -16,11 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.templates.conversations import BUILT_IN_CONVERSATIONS, CONVERSATIONS, FIXTURE
 
-from headstart.config import ChatConfig
 from headstart.engine.chat_templates import built_in_templates
 from headstart.server.answer_numbers import generation_settings
 from headstart.server.conversation import render_chat
 from headstart.server.schemas import ChatBody, CompletionBody, NativeBody
+from headstart.server.service import ServedModel
+from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
 from headstart.types.errors import HeadstartError
 from headstart.types.request import Request
@@ -44,7 +45,8 @@ def template_of(source: str) -> ChatTemplate:
 
 def prompt(template: ChatTemplate, body: dict[str, Any]) -> str:
     try:
-        chat = render_chat(ChatBody.model_validate(body), template, ChatConfig(), adds_bos=False)
+        model = ServedModel(alias="m", vocab=ByteVocab(), template=template)
+        chat = render_chat(ChatBody.model_validate(body), model)
     except HeadstartError:
         return REFUSED
     return chat.text

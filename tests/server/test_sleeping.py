@@ -17,10 +17,10 @@ from tests.server.server_process import Server, until
 from tests.server.serving import error_of, serving, text_of
 from tests.thread_transport import ThreadTransport
 
-from headstart.server import kept_streams
+from headstart.server import chat, kept_streams
 from headstart.server.app import IdleTimer
+from headstart.server.conversation import render_chat
 from headstart.server.kept_streams import PIECE_BYTES, KeptStream, KeptStreams
-from headstart.server.prompts import render_messages
 from headstart.types.errors import CapacityError, ModelError
 from headstart.types.request import FinishEvent
 from headstart.worker.client import WorkerClient
@@ -212,14 +212,14 @@ def test_the_next_request_of_a_conversation_ends_the_last_one_and_no_other():
 def test_an_answer_can_be_stopped_while_its_prompt_is_still_read(monkeypatch):
     """Stopping it answered 204 and stopped nothing."""
     is_reading, may_read = threading.Event(), threading.Event()
-    read = render_messages
+    read = render_chat
 
     def read_later(*args):
         is_reading.set()
         assert may_read.wait(60)
         return read(*args)
 
-    monkeypatch.setattr("headstart.server.chat.render_messages", read_later)
+    monkeypatch.setattr(chat, "render_chat", read_later)
     worker = FakeWorker()
     with serving(worker) as client, ThreadPoolExecutor(1) as pool:
         headers = {"X-Conversation-Id": "x"}

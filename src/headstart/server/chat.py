@@ -17,10 +17,11 @@ from starlette.responses import Response
 
 from headstart.server.answer import answer, make_choices, new_call
 from headstart.server.body import Body, off_loop, read_body
+from headstart.server.conversation import render_chat
 from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece
 from headstart.server.event_stream import single_event
 from headstart.server.media import Media, Source, read_media, take_media
-from headstart.server.prompts import read_chat, render_messages
+from headstart.server.prompts import read_chat
 from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody
 from headstart.server.service import service_of
@@ -93,7 +94,7 @@ async def answer_chat(
     body, media = await _with_media(http, make)
 
     def read() -> list[Choice]:
-        chat = render_messages(body, call.model)
+        chat = render_chat(body, call.model)
         prompt = read_chat(chat, call.model, call.info.context_size, media)
         choices = make_choices(body, [prompt], call)
         prepare_reading(body, call.model, chat, choices)
@@ -109,7 +110,7 @@ async def count_chat_tokens(http: HttpRequest, make: Callable[[], ChatBody]) -> 
 
     def count() -> int:
         model, size = service.served, service.info.context_size
-        return len(read_chat(render_messages(body, model), model, size, media).tokens)
+        return len(read_chat(render_chat(body, model), model, size, media).tokens)
 
     return await service.text_threads.run_for(http.scope, http.receive, count)
 

@@ -12,6 +12,7 @@ from headstart.server.constraints import wanted_schema
 from headstart.server.errors import not_supported, shorten, wrong_value
 from headstart.server.schemas import ChatBody, GenerationBody
 from headstart.server.service import ServedModel
+from headstart.structures.interruption import time_limit
 from headstart.text.chat_template import ChatTemplate
 from headstart.text.messages import content_text
 from headstart.text.toolcalls.answer_format import AnswerFormat
@@ -21,6 +22,7 @@ from headstart.types.constraint import NO_LIMIT, ThoughtLimit, ThoughtMarks
 from headstart.types.errors import RequestError
 
 Part = Literal["content", "reasoning_content"]
+TEMPLATE_SECONDS = 5.0  # per conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,28 +35,34 @@ class RenderedChat:
     may_think: bool = True  # unless the body or the prompt's end prevents it
 
 
-def render_chat(
-    body: ChatBody, template: ChatTemplate, defaults: ChatConfig, *, adds_bos: bool
-) -> RenderedChat:
-    """The prompt of a chat body.
+def render_chat(body: ChatBody, model: ServedModel) -> RenderedChat:
+    """The prompt of a chat body, without the start token if tokenizing adds it.
 
-    Args:
-        adds_bos: tokenizing adds the start token, so the text must not contain it.
+    Raises:
+        HeadstartError: the messages cannot be rendered, or the template takes too long.
     """
-    tools = read_tools(body.tools)
-    messages = [_check_message(index, message) for index, message in enumerate(body.messages)]
-    arguments = _template_arguments(body, defaults)
-    if template.reads_schema and (schema := wanted_schema(body)):
-        arguments["response_format"] = schema
-    options: dict[str, Any] = {"tools": tools, "arguments": arguments}
-    part = _continued_part(body, defaults)
-    if part is None:
-        is_asked = body.add_generation_prompt is not False
-        text = template.render(messages, add_generation_prompt=is_asked, **options)
-        rendered = _opened(template, text, messages, options)
-    else:
-        rendered = _continue(template, messages, options, part)
-    text = rendered.text.removeprefix(template.bos_token) if adds_bos else rendered.text
+    late = RequestError(
+        f"the chat template took longer than {TEMPLATE_SECONDS:g} s for these messages; send less, "
+        "or start with another --chat-template-file"
+    )
+    template, defaults = model.template, model.config.chat
+    with time_limit(TEMPLATE_SECONDS, late):
+        tools = read_tools(body.tools)
+        messages = [_check_message(index, message) for index, message in enumerate(body.messages)]
+        arguments = _template_arguments(body, defaults)
+        if template.reads_schema and (schema := wanted_schema(body)):
+            arguments["response_format"] = schema
+        options: dict[str, Any] = {"tools": tools, "arguments": arguments}
+        part = _continued_part(body, defaults)
+        if part is None:
+            is_asked = body.add_generation_prompt is not False
+            text = template.render(messages, add_generation_prompt=is_asked, **options)
+            rendered = _opened(template, text, messages, options)
+        else:
+            rendered = _continue(template, messages, options, part)
+    text = rendered.text
+    if model.vocab.add_bos:
+        text = text.removeprefix(template.bos_token)
     end = template.thinking.end.strip() if template.thinking else ""
     is_closed = bool(end) and text.rstrip().endswith(end)
     may_think = not is_closed and arguments.get("enable_thinking") is not False

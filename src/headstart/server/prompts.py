@@ -7,18 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headstart.server.body import MAX_PROMPTS, check_length, is_id
-from headstart.server.conversation import RenderedChat, render_chat
+from headstart.server.conversation import RenderedChat
 from headstart.server.errors import shorten
 from headstart.server.media import MARKER, Media, prompt_media
-from headstart.server.schemas import ChatBody
 from headstart.server.service import ServedModel
-from headstart.structures.interruption import time_limit
 from headstart.types import Vocab
 from headstart.types.errors import ContextLengthError, RequestError
 from headstart.types.media import MediaChunk, MediaPart
 
 MAX_TOKENS = 1 << 24  # unless a lower limit applies
-TEMPLATE_SECONDS = 5.0  # per conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,17 +139,3 @@ def read_chat(
     """Tokenize rendered messages."""
     prompt = tokenize_around(chat.text, media, model.vocab, context_size)
     return replace(prompt, echo=chat.content)
-
-
-def render_messages(body: ChatBody, model: ServedModel) -> RenderedChat:
-    """The prompt text, without the start token if tokenizing adds it.
-
-    Raises:
-        HeadstartError: the messages cannot be rendered, or the template takes too long.
-    """
-    late = RequestError(
-        f"the chat template took longer than {TEMPLATE_SECONDS:g} s for these messages; send less, "
-        "or start with another --chat-template-file"
-    )
-    with time_limit(TEMPLATE_SECONDS, late):
-        return render_chat(body, model.template, model.config.chat, adds_bos=model.vocab.add_bos)

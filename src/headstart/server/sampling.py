@@ -66,15 +66,15 @@ def sampling_params(
     Raises:
         RequestError: a value has the wrong form or is out of range.
     """
-    given: dict[str, Any] = {one.name: getattr(body, one.name) for one in NUMBERS}
-    given["ignore_eos"] = body.ignore_eos
-    given["seed"] = _seed(defaults.seed if body.seed is None else body.seed)
-    given["samplers"] = None if body.samplers is None else _samplers(body.samplers)
-    given["logit_bias"] = (
-        None if body.logit_bias is None else _read_logit_bias(body.logit_bias, vocab)
-    )
-    if body.dry_sequence_breakers is not None:
-        given["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
+    breakers = body.dry_sequence_breakers
+    given: dict[str, Any] = {
+        **{one.name: getattr(body, one.name) for one in NUMBERS},
+        "ignore_eos": body.ignore_eos,
+        "seed": _seed(defaults.seed if body.seed is None else body.seed),
+        "samplers": None if body.samplers is None else _samplers(body.samplers),
+        "logit_bias": None if body.logit_bias is None else _read_logit_bias(body.logit_bias, vocab),
+        "dry_sequence_breakers": None if breakers is None else tuple(breakers),
+    }
     if (given["dry_base"] or 1.0) < 1.0:  # as in llama-server
         given["dry_base"] = None
     changes = {name: value for name, value in given.items() if value is not None}

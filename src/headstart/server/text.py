@@ -9,11 +9,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.body import check_length, is_id, read_body
+from headstart.server.conversation import render_chat
 from headstart.server.errors import wrong_value
 from headstart.server.media import take_media
 from headstart.server.prompts import (
     check_token,
-    render_messages,
     tokenize_mixed,
     tokens_text,
 )
@@ -75,7 +75,7 @@ async def apply_template(http: HttpRequest) -> Response:
 
     def run() -> dict[str, Any]:
         messages, _ = take_media(body.messages)
-        chat = render_messages(body.model_copy(update={"messages": messages}), service.served)
+        chat = render_chat(body.model_copy(update={"messages": messages}), service.served)
         return {"prompt": chat.text}
 
     return await _in_thread(http, service, run)
