@@ -71,6 +71,34 @@ def test_texts_without_end_that_fill_the_context_have_turns(
     assert scheduler.counters.preemptions < 2 * 2000 / 64
 
 
+def test_the_turn_of_a_tenant_lasts_though_each_of_its_requests_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cell_order, "TURN", 128)
+    scheduler = make_scheduler(Model(2, num_cells=512), context_shift=True)
+    scheduler.submit(endless([7 * index % EOS for index in range(300)], namespace="b"))
+    scheduler.step()
+    coming, ended = small_requests("a", 0), 0
+    for _ in range(2000):
+        while sum(one.tenant == "a" for one in (*scheduler.running, *scheduler.waiting)) < 4:
+            scheduler.submit(next(coming))
+        ended += len(scheduler.step().ended)
+    assert ended > 100
+
+
+def test_a_request_that_has_the_turn_has_a_slot_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cell_order, "TURN", 64)
+    scheduler = make_scheduler(Model(2, num_cells=512), parallel=2, context_shift=True)
+    for number in range(3):
+        scheduler.submit(endless([number], name=f"{number}"))
+    scheduler.step()
+    (last,) = scheduler.waiting
+    last.held_since = 0.0  # as if others had filled the context, and it was preempted
+    num_steps = count()
+    step_until(scheduler, lambda _: last in scheduler.running or next(num_steps) > 70)
+    assert last in scheduler.running
+
+
 class Watch:
     """Counts the turns of tenants that pass while a request waits for its own."""
 
