@@ -132,7 +132,7 @@ class AutoModel(Learner):
     def ask(self, slots: Sequence[Slot]) -> float:
         """Let the model draft as far as control allows; returns the milliseconds it took."""
         plan, answers = self.plan, self.plan.answers
-        assert plan.shape is not None
+        assert plan.step is not None
         own = [
             AskedAnswer(
                 answer,
@@ -144,7 +144,7 @@ class AutoModel(Learner):
             )
             for slot, answer in zip(slots, answers, strict=True)
         ]
-        self.controller.grant({"model": own}, plan.shape)
+        self.controller.grant({"model": own}, plan.step)
         asked = [i for i, one in enumerate(own) if one.num_granted]
         for i in asked:
             if own[i].skips:

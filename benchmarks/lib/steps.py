@@ -30,7 +30,7 @@ def make_plan(
     step: Step, drafts: Sequence[SlotDraft] = (), numbers: Sequence[int] = ()
 ) -> StepPlan:
     """A plan of answers with these drafts; numbers: of the requests, else 0, 1, ..."""
-    plan, num = StepPlan(NO_BATCH, 0.0, shape=step, is_even=step.is_even), step.num_slots
+    plan, num = StepPlan(NO_BATCH, 0.0, step=step, is_even=step.is_even), step.num_slots
     drafts = [*drafts, *[SlotDraft()] * (num - len(drafts))]
     for number, draft in zip(numbers or range(num), drafts, strict=True):
         mode = DraftMode.FIXED if draft.is_fixed else DraftMode.AUTO
@@ -86,7 +86,7 @@ def make_record(plan: StepPlan, milliseconds: float = 0.0, num_prompt_rows: int 
         plan.num_rows += answer.num_rows
     seconds = milliseconds / 1000.0
     record = StepRecord(plan, seconds, seconds)
-    record.context = plan.shape.context if plan.shape is not None else 0
+    record.context = plan.step.context if plan.step is not None else 0
     return record
 
 

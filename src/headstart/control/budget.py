@@ -105,7 +105,7 @@ class Budget:
             sunk_ms: time already spent on these drafts, without probes; lowers the speedup, not
                 this plan.
         """
-        step = plan.shape
+        step = plan.step
         assert step is not None
         survivals, given = list[list[float]](), [0] * len(plan.answers)
         fixed, left = set[int](), step.max_draft_rows

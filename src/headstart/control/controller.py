@@ -65,7 +65,7 @@ class Controller:
         """Write into the plan how many draft tokens each answer verifies (all 0: none in this
         step), what each saves, and padding rows if a wider step takes less time.
         """
-        assert plan.shape is not None
+        assert plan.step is not None
         sunk_ms = 0.0
         for call in plan.calls:
             if call.is_model and not call.is_probe:  # probes are paid from their own budget
@@ -75,14 +75,14 @@ class Controller:
     def read(self, record: StepRecord) -> None:
         """Update all estimates from a step: costs, and the fate of all offers so far."""
         plan = record.plan
-        if plan.shape is not None and plan.calls:
+        if plan.step is not None and plan.calls:
             models, texts = list[DraftCall](), list[DraftCall]()
             for call in plan.calls:
                 (models if call.is_model else texts).append(call)
             if models:
-                self._read_models(record, models, plan.shape)
+                self._read_models(record, models, plan.step)
             if texts and plan.asking_ms > 0.0:
-                self._read_texts(plan.asking_ms, texts, plan.shape)
+                self._read_texts(plan.asking_ms, texts, plan.step)
         for milliseconds in plan.copies_ms:
             self._budget.observe_copy(milliseconds)
         if plan.num_rows:

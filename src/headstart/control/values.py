@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from headstart.types import Draft
+from headstart.types.constraint import NO_LIMIT
 
 if TYPE_CHECKING:
     from headstart.scheduler.step import SequencePlan
@@ -67,7 +68,7 @@ class AskedAnswer:
     catch_up: int = 0  # tokens to decode first, without the newest one
     num_before: int = 0  # forced tokens that the model would continue
     to_beat: float = 0.0  # tokens: what is expected of a text draft that the model's would replace
-    num_left: int = 2**30  # most tokens still to come
+    num_left: int = NO_LIMIT  # most tokens still to come
     fixed_confidence: float | None = None  # the user's p_min with a length set by hand; None: auto
     recent: int | None = None  # like `catch_up`, if it skips the middle; None: it cannot
     # set by `ModelDraftPlanner.plan`

@@ -37,12 +37,11 @@ from headstart.types import (
     Filters,
     Logits,
 )
+from headstart.types.constraint import NO_LIMIT
 from headstart.types.errors import EngineError, ModelError
 from headstart.types.media import LoadedChunk
 from headstart.types.sampling_params import SamplingParams
 from headstart.types.widths import ALL_WIDTHS
-
-UNLIMITED = 2**30  # rows: no limit on rollback or padding
 
 
 class LlamaEngine(Sequences):
@@ -89,7 +88,7 @@ class LlamaEngine(Sequences):
         super().__init__(self.handle, checkpoints, limits.num_sequences if has_spare else None)
         self.max_rollback = self.max_padding
         if self.cache_kind is CacheKind.CHECKPOINT and config.ctx_checkpoints:
-            self.max_rollback = UNLIMITED  # `keep_for_draft` makes it possible
+            self.max_rollback = NO_LIMIT  # `keep_for_draft` makes it possible
         # shifted cells differ from decoding the same text again, after preemption or with a
         # speculator that follows the cells
         can_shift = is_cut and not config.exact
@@ -124,7 +123,7 @@ class LlamaEngine(Sequences):
         """Read back the effective parameters: libllama clamps some that the model cannot have."""
         self.window = self._seen_window()
         num_snapshots = int(api.llama_n_rs_seq(self.handle))
-        self.cache_kind, self.max_padding = CacheKind.CUT, UNLIMITED
+        self.cache_kind, self.max_padding = CacheKind.CUT, NO_LIMIT
         if num_snapshots:
             self.cache_kind, self.max_padding = CacheKind.ROLLBACK, num_snapshots
         elif self.model.facts.is_recurrent:

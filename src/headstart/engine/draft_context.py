@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from headstart.config import EngineConfig
 from headstart.engine.c_batch import c_batch, floats_at
-from headstart.engine.context import UNLIMITED, LlamaEngine
+from headstart.engine.context import LlamaEngine
 from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.library import api, libllama_error
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.types import Batch, CacheKind
+from headstart.types.constraint import NO_LIMIT
 from headstart.types.errors import EngineError
 from headstart.types.state_batch import Blocks, StateBatch
 
@@ -83,7 +84,7 @@ class LlamaDraftContext(LlamaEngine):
 
     def _find_kind(self) -> None:
         """Heads of hybrid models have attention only; windows are kept whole."""
-        self.cache_kind, self.max_padding, self.window = CacheKind.CUT, UNLIMITED, 0
+        self.cache_kind, self.max_padding, self.window = CacheKind.CUT, NO_LIMIT, 0
 
     def launch(self, batch: Batch) -> None:
         if (head := getattr(batch, "head", 0)) != self._head:

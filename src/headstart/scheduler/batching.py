@@ -9,44 +9,6 @@ from headstart.scheduler.step import SequencePlan, StepPlan
 from headstart.types import Batch, CacheKind, Engine
 
 
-def limit_drafts(plan: StepPlan, engine: Engine, num_slots: int) -> list[SequencePlan]:
-    """Bound each answer's draft; returns the answers that may draft. The others note the reason.
-
-    Bounded by what it may still emit (the step adds one token of its own), by its context, by
-    what the cache can roll back, by a fair share of the batch's rows and outputs, and by what the
-    user wants.
-    """
-    may_draft = []
-    num = len(plan.answers)
-    reserved = num_slots - num  # prompts that end in this step need one output each
-    outputs = (engine.max_outputs - reserved) // num - 1
-    rows = (engine.max_batch_tokens - reserved) // num - 1
-    share, bound = min(outputs, rows), "batch full"
-    if engine.max_rollback < share:
-        share, bound = engine.max_rollback, "memory takes nothing back"
-    for answer in plan.answers:
-        sequence, limit, reason = answer.sequence, share, bound
-        text = sequence.text
-        if (room := engine.context_size - len(text.tokens) - 1) < limit:
-            limit, reason = room, "context full"
-        left = sequence.most_tokens - len(text.tokens) - text.num_dropped - 1
-        if left < limit:
-            limit, reason = left, "max_tokens reached"
-        policy = sequence.policy
-        if policy.reason:
-            limit, reason = 0, policy.reason
-        elif limit > 0:
-            limit = min(limit, policy.n_max)
-            if text.sampler.thoughts is not None:
-                limit = min(limit, sequence.num_free)
-        answer.limit = limit
-        if limit > 0:
-            may_draft.append(answer)
-        else:
-            answer.reason = reason
-    return may_draft
-
-
 def build(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
     """Fill the batch from the current plan, without sequences that have left."""
     batch = plan.batch

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headstart.scheduler.sequence import ALL_EXACT, Cells, Sequence
+from headstart.scheduler.sequence import Cells, Sequence
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import Engine, Vocab
+from headstart.types.constraint import NO_LIMIT
 
 MOST_CHUNKS = 32  # of a prompt: libllama scans all cells for each, while the engine waits
 
@@ -45,7 +46,7 @@ def shift_context(sequence: Sequence, engine: Engine, vocab: Vocab) -> bool:
         return False
     cells.length = _cut(cells, engine, num_keep, num_discard)
     if cells.num_exact >= cells.length:
-        cells.num_exact = ALL_EXACT
+        cells.num_exact = NO_LIMIT
     text.tokens.drop(num_keep, num_keep + num_discard)
     text.num_dropped += num_discard
     text.sampler.num_dropped += num_discard

@@ -19,7 +19,6 @@ from headstart.control.controller import Controller
 from headstart.control.cost import Sample
 from headstart.control.state import StateFile
 from headstart.control.values import AskedAnswer, DraftCall, Step, with_gap
-from headstart.scheduler.batching import limit_drafts
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.model_drafting import ask_models
 from headstart.scheduler.offers import (
@@ -117,10 +116,10 @@ class Drafting:
                 for answer in answers:
                     answer.reasons |= {model.name: RESTING for model in self._models}
                 if can_pad and len(plan.answers) > 1:
-                    self._set_shape(plan, engine, can_pad=can_pad)
+                    self._describe_step(plan, engine, can_pad=can_pad)
                     self.controller.assign_rows(plan)
                 return
-            self._set_shape(plan, engine, can_pad=can_pad)
+            self._describe_step(plan, engine, can_pad=can_pad)
             started = self._clock()
             self._ask_texts(plan, answers, may_ask)
             asked = self._clock()
@@ -168,7 +167,7 @@ class Drafting:
         log.exception("control failed: nothing is drafted from now on")
         self.failure = f"{type(error).__name__}: {error}"
 
-    def _set_shape(self, plan: StepPlan, engine: Engine, *, can_pad: bool) -> None:
+    def _describe_step(self, plan: StepPlan, engine: Engine, *, can_pad: bool) -> None:
         """Describe the step to control's cost model."""
         num = len(plan.answers)
         unread = sum([one.sequence.num_pending for one in plan.prompts]) if plan.prompts else 0
@@ -176,7 +175,7 @@ class Drafting:
         num_rows = num + min(unread, plan.max_prompt_rows)
         most = engine.max_batch_tokens, engine.max_outputs
         num_reading = len(plan.prompts)
-        plan.shape = Step(num, num_rows, context, *most, can_pad, plan.is_even, num_reading)
+        plan.step = Step(num, num_rows, context, *most, can_pad, plan.is_even, num_reading)
 
     def _ask_texts(
         self, plan: StepPlan, answers: list[SequencePlan], may_ask: Collection[str]
@@ -225,8 +224,8 @@ class Drafting:
             candidates.append(forced_only)
         best: int | None = 0 if candidates else None
         if len(candidates) > 1 and not sequence.policy.is_fixed:
-            assert plan.shape is not None
-            best = control.best([survival for *_, survival in candidates], plan.shape)
+            assert plan.step is not None
+            best = control.best([survival for *_, survival in candidates], plan.step)
         if best is not None:
             answer.take(*candidates[best])
 
@@ -340,3 +339,41 @@ def _note_reasons(answer: SequencePlan) -> None:
     else:
         is_short = len(sources) < answer.sequence.policy.n_min
         answer.reason = "shorter than n_min" if is_short else BELOW_BREAK_EVEN
+
+
+def limit_drafts(plan: StepPlan, engine: Engine, num_slots: int) -> list[SequencePlan]:
+    """Bound each answer's draft; returns the answers that may draft. The others note the reason.
+
+    Bounded by what it may still emit (the step adds one token of its own), by its context, by
+    what the cache can roll back, by a fair share of the batch's rows and outputs, and by what the
+    user wants.
+    """
+    may_draft = []
+    num = len(plan.answers)
+    reserved = num_slots - num  # prompts that end in this step need one output each
+    outputs = (engine.max_outputs - reserved) // num - 1
+    rows = (engine.max_batch_tokens - reserved) // num - 1
+    share, bound = min(outputs, rows), "batch full"
+    if engine.max_rollback < share:
+        share, bound = engine.max_rollback, "memory takes nothing back"
+    for answer in plan.answers:
+        sequence, limit, reason = answer.sequence, share, bound
+        text = sequence.text
+        if (room := engine.context_size - len(text.tokens) - 1) < limit:
+            limit, reason = room, "context full"
+        left = sequence.most_tokens - len(text.tokens) - text.num_dropped - 1
+        if left < limit:
+            limit, reason = left, "max_tokens reached"
+        policy = sequence.policy
+        if policy.reason:
+            limit, reason = 0, policy.reason
+        elif limit > 0:
+            limit = min(limit, policy.n_max)
+            if text.sampler.thoughts is not None:
+                limit = min(limit, sequence.num_free)
+        answer.limit = limit
+        if limit > 0:
+            may_draft.append(answer)
+        else:
+            answer.reason = reason
+    return may_draft

@@ -34,8 +34,8 @@ def ask_models(
                 answer.reasons[model.name] = RESTING
     if not any(asked.values()):
         return
-    assert plan.shape is not None
-    controller.grant(asked, plan.shape)
+    assert plan.step is not None
+    controller.grant(asked, plan.step)
     for model in models:
         granted = list[AskedAnswer]()
         for one in asked.get(model.name, ()):

@@ -14,10 +14,11 @@ import numpy as np
 
 from headstart.scheduler.context_shift import Chunk, find_chunks, move_chunks
 from headstart.scheduler.offloading import LEAST_TOKENS, Offloading
-from headstart.scheduler.sequence import ALL_EXACT, Cells, Sequence, num_shared
+from headstart.scheduler.sequence import Cells, Sequence, num_shared
 from headstart.scheduler.step import StepPlan
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import CacheKind, Engine, Vocab
+from headstart.types.constraint import NO_LIMIT
 from headstart.types.media import chunk_begin
 
 NO_ROOM = "no memory for the state before a draft"
@@ -101,7 +102,7 @@ class PromptCache:
         elif shared < cells.length:
             shared = engine.rewind(cells.seq_id, shared)
         cells.tokens, cells.length, cells.user = sequence.text.tokens, shared, sequence
-        cells.num_exact = num_exact if num_exact < shared else ALL_EXACT
+        cells.num_exact = num_exact if num_exact < shared else NO_LIMIT
         cells.namespace = sequence.prompt_namespace
         cells.is_private = sequence.request.is_private
         sequence.cells = cells

@@ -27,6 +27,7 @@ from headstart.config import SchedulerConfig
 from headstart.scheduler.admission import Tenants
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import StepPlan
+from headstart.types.constraint import NO_LIMIT
 
 # prompt rows of a step if no answers wait, or only such as give way, and how many times longer than
 # others it may take: also bounds the latency of a cancel
@@ -82,7 +83,7 @@ class PromptOrder:
         reading: list[Sequence],
         num_rows: int,
         followers: list[Sequence],
-        max_scored: int = 2**30,
+        max_scored: int = NO_LIMIT,
     ) -> list[int]:
         """Rows of each prompt in a step of `num_rows`; `reading` is in the order of admission.
         Prompts whose tokens are scored have about `max_scored` together.

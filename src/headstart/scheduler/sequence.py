@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from headstart.sampling.grammar.state import GrammarState
     from headstart.scheduler.prompt_store import StoredPrompt
 
-ALL_EXACT = 2**30  # more tokens than any text has
-
 
 @dataclass(slots=True, eq=False)
 class Cells:
@@ -72,7 +70,7 @@ class Cells:
     seq_id: int
     tokens: list[int] = field(default_factory=list)  # shared with the text that runs here
     length: int = 0
-    num_exact: int = ALL_EXACT  # less if cells were shifted, see `context_shift`
+    num_exact: int = NO_LIMIT  # less if cells were shifted, see `context_shift`
     num_prompt: int = 0  # tokens of the prompt in an idle sequence; the rest is the answer
     namespace: str = ""  # owner of the text
     is_private: bool = False  # the text is never written to the disk
@@ -93,7 +91,7 @@ class Cells:
         return bool(np.frombuffer(self.packed, np.intc).min(initial=0) < 0)
 
     def hold(
-        self, tokens: list[int], num_exact: int = ALL_EXACT, num_prompt: int | None = None
+        self, tokens: list[int], num_exact: int = NO_LIMIT, num_prompt: int | None = None
     ) -> None:
         """Record the cache's contents while no request uses it; without `num_prompt` all of it is
         prompt.
@@ -170,7 +168,7 @@ class Sequence:
     def __post_init__(self) -> None:
         request = self.request
         self.num_prompt, limit = len(request.prompt), request.max_tokens
-        self.most_tokens = 2**30 if limit is None else self.num_prompt + limit
+        self.most_tokens = NO_LIMIT if limit is None else self.num_prompt + limit
         tokens = shown = OwnedTokens(request.prompt)
         if request.media:
             shown = OwnedTokens(readable(tokens))

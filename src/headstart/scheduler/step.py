@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from headstart.control.values import DraftCall, Step
 from headstart.scheduler.sequence import Ending, Sequence
 from headstart.types import Batch, Draft
+from headstart.types.constraint import NO_LIMIT
 from headstart.types.request import RequestStats, TokenLogprob
 
 BELOW_BREAK_EVEN = "below break-even"
@@ -89,13 +90,13 @@ class StepPlan:
     num_padding: int = 0  # rows without a token, because a wider step takes less time
     is_even: bool = False  # every answer gets as many rows as the longest; see `Step.is_even`
 
-    shape: Step | None = None  # the step as control sees it; None: it is not asked
+    step: Step | None = None  # the step as control sees it; None: it is not asked
     calls: list[DraftCall] = field(default_factory=list)
     asking_ms: float = 0.0  # of asking text speculators, assigning rows, and learning
     copies_ms: list[float] = field(default_factory=list)  # of saving states before drafts
 
     max_prompt_rows: int = 0
-    max_scored: int = 2**30  # prompt rows whose log probabilities are reported
+    max_scored: int = NO_LIMIT  # prompt rows whose log probabilities are reported
     drafted: float = 0.0  # when the drafts were chosen
     launched: float = 0.0  # when the decode was running and the last record read
     is_asynchronous: bool = False  # whether the device computes in parallel
@@ -103,7 +104,7 @@ class StepPlan:
     def drop_drafts(self, reason: str) -> None:
         """Disable drafts and padding in this step."""
         self.answers = [SequencePlan(one.sequence, reason=reason) for one in self.answers]
-        self.num_padding, self.shape = 0, None
+        self.num_padding, self.step = 0, None
 
     def shrink(self, reason: str) -> bool:
         """Save cells: drop the padding first, then all drafts. Returns whether there were any."""

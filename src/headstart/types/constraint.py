@@ -7,7 +7,7 @@ from enum import Enum
 
 from headstart.types.errors import RequestError
 
-NO_LIMIT = 2**30  # tokens
+NO_LIMIT = 2**30  # tokens, or rows: more than there can be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

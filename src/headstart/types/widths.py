@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from headstart.types.constraint import NO_LIMIT
 from headstart.types.engine import CacheKind
 
 LEAST_WIDEST = 6  # a short draft, and so the least that the widest decode of a class may have
@@ -23,7 +24,7 @@ class Widths(NamedTuple):
 
     @property
     def most(self) -> int:
-        return self.sizes[-1] if self.sizes else 2**30
+        return self.sizes[-1] if self.sizes else NO_LIMIT
 
     def fit(self, num_rows: int) -> int:
         """The least of these widths with at least `num_rows` rows, or else `num_rows`."""
@@ -62,7 +63,7 @@ class WidthClasses:
         mixed = [f"mixed: {_ranges(self.mixed, compared)}"] if self.mixed else []
         return " | ".join(names + mixed)
 
-    def choose(self, most_padding: int = 2**30) -> Widths | None:
+    def choose(self, most_padding: int = NO_LIMIT) -> Widths | None:
         """The class for all decodes: the one that begins with the fewest rows.
 
         Only compared widths: others may use different kernels.

@@ -27,7 +27,8 @@ from tests.harness import (
 from tests.planted import noted
 
 from headstart.sampling.sampler import Sampler
-from headstart.scheduler.batching import limit_drafts, prompt_rows
+from headstart.scheduler.batching import prompt_rows
+from headstart.scheduler.drafting import limit_drafts
 from headstart.scheduler.policy import make_policy
 from headstart.scheduler.sequence import Cells
 from headstart.scheduler.step import SequencePlan, StepPlan

@@ -36,10 +36,10 @@ class RandomController(Controller):
         self.grant = self._grant
 
     def assign_rows(self, plan: StepPlan) -> None:
-        assert plan.shape is not None
+        assert plan.step is not None
         for answer in plan.answers:
             answer.num_verified = int(self._random.integers(0, len(answer.draft) + 1))
-        plan.num_padding = int(self._random.integers(0, 4)) if plan.shape.can_pad else 0
+        plan.num_padding = int(self._random.integers(0, 4)) if plan.step.can_pad else 0
 
     def _grant(self, asked: Mapping[str, Sequence[AskedAnswer]], step: Step) -> None:
         draw, chosen = self._random.integers, set[int]()
