@@ -122,6 +122,15 @@ def test_prefixes_are_shared_across_slots_running_ones_included() -> None:
     assert engine.copies == [(0, 1, 50)]
 
 
+def test_a_request_may_ask_not_to_reuse() -> None:
+    first = replace(long_requests(1, 30, 4)[0], cache_prompt=False)
+    engine = Watched()
+    scheduler = make_scheduler(engine)
+    run(scheduler, [first])
+    answers = run_checked(scheduler, [renamed(first, "again")])
+    assert answers["again"].stats.num_cached == 0
+
+
 @pytest.mark.parametrize("cache_kind", list(CacheKind))
 def test_reuse_never_changes_the_text(cache_kind: CacheKind) -> None:
     """Turns, branches, repeats and slot wishes in random order, on few slots."""

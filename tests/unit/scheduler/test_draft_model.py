@@ -109,6 +109,17 @@ def test_who_reads_a_long_prompt_does_not_hold_up_the_others() -> None:
     assert speculator.num_catch_up(0, texts[0]) == 28 - (8 - 3)
 
 
+def test_accepted_drafts_need_not_be_read_again() -> None:
+    speculator = drafter(sampling="argmax")
+    history = [*range(1, 21)]
+    speculator.begin(0, history)
+    (draft,) = speculator.propose([DraftRequest(0, history, 4)])
+    history += [*draft.tokens, 9]
+    speculator.accept(0, [*draft.tokens, 9], 4)
+    # the draft's last token; the newest does not count
+    assert speculator.num_catch_up(0, history) == 1
+
+
 def test_a_full_draft_cache_forgets_what_was_used_longest_ago() -> None:
     speculator = DraftModelSpeculator(Model(context_size=64, num_cells=64))
     for seq_id in range(4):
