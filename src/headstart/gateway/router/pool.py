@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,16 +36,6 @@ log = logging.getLogger(__name__)
 PATIENCE = 30.0
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """The requests that wait for one model."""
-
-    model: PooledModel
-    done: asyncio.Future[None]
-    since: float
-    num_waiters: int = 0
-
-
 class Pool:
     """All models of a router."""
 
@@ -62,7 +52,6 @@ class Pool:
         self.models = {preset.name: PooledModel(preset) for preset in presets}
         self._limits = limits
         self._start_child, self._measure, self._clock = start, measure, clock
-        self._queue: dict[str, _Waiting] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._exited = asyncio.Event()  # set, and replaced, whenever a child ended
         self.is_closed = False
@@ -79,12 +68,12 @@ class Pool:
 
     def is_awaited(self, model: PooledModel) -> bool:
         """Whether it will be loaded: requests wait for it, and its turn has not come yet."""
-        return model.name in self._queue and not model.is_running
+        return bool(model.waiters) and not model.is_running
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait for a model."""
-        return sum(one.num_waiters for one in self._queue.values())
+        return sum(len(one.waiters) for one in self.models.values())
 
     async def acquire(self, model: PooledModel, *, wakes: bool = True) -> Backend:
         """Wait until a model is loaded, and keep it loaded until `release`.
@@ -130,7 +119,7 @@ class Pool:
         """End a model; one that still loads is killed, one that is awaited will not be loaded."""
         if self.is_awaited(model):
             error = BackendError(f"{model.name} could not be loaded: it was unloaded")
-            self._fail_waiting(model.name, error)
+            self._end_wait(model, error)
         if not model.is_running or model.is_stopping:
             return
         log.info("unloading %s", model.name)
@@ -154,8 +143,8 @@ class Pool:
         while changed := [one for one in self.running() if one.preset != new.get(one.name)]:
             await asyncio.gather(*map(self.unloaded, changed))
         for name in self.models.keys() - new.keys():
-            del self.models[name]
-            self._fail_waiting(name, BackendError(f"model {name} no longer exists"))
+            gone = self.models.pop(name)
+            self._end_wait(gone, BackendError(f"model {name} no longer exists"))
         for name, preset in new.items():
             model = self.models.setdefault(name, PooledModel(preset))
             if model.preset != preset:
@@ -167,8 +156,8 @@ class Pool:
     async def close(self) -> None:
         """End all models."""
         self.is_closed = True
-        for name in list(self._queue):
-            self._fail_waiting(name, CapacityError("the server is shutting down"))
+        for model in self.models.values():
+            self._end_wait(model, CapacityError("the server is shutting down"))
         while running := self.running():
             await asyncio.gather(*map(self.unloaded, running))
         self.events.close()
@@ -177,54 +166,53 @@ class Pool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _wait(self, model: PooledModel) -> None:
-        """Wait in the queue; count the request at its end, so the model stays loaded meanwhile."""
+        """Wait in the queue; at its end the request counts, so the model stays loaded."""
         if self.is_closed:
             raise CapacityError("the server is shutting down")
-        waiting = self._queue.get(model.name)
-        if waiting is None:
-            loop = asyncio.get_running_loop()
-            waiting = _Waiting(model, loop.create_future(), loop.time())
-            self._queue[model.name] = waiting
+        loop = asyncio.get_running_loop()
+        if not model.waiters:
+            model.waits_since = loop.time()
             loop.call_later(PATIENCE, self._advance)
-        waiting.num_waiters += 1
+        model.waiters.append(turn := loop.create_future())
         try:
             self._advance()
-            await asyncio.shield(waiting.done)
-            if model.backend is None:  # its process has ended since
-                raise BackendError(f"{model.name} ended before it answered: {model.failure}")
-            model.num_requests += 1
-        finally:
-            waiting.num_waiters -= 1
-            if not waiting.num_waiters and self._queue.get(model.name) is waiting:
-                del self._queue[model.name]
-                waiting.done.cancel()
-            self._advance()
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                if turn in model.waiters:
+                    model.waiters.remove(turn)
+                self._advance()
+            elif turn.exception() is None:  # its turn had just come
+                self.release(model)
+            raise
+        if model.backend is None:  # its process has ended since
+            self.release(model)
+            raise BackendError(f"{model.name} ended before it answered: {model.failure}")
 
     def _advance(self) -> None:
         """Load and unload what the queue needs now, in the order of arrival."""
         for model in self.models.values():
             model.is_draining = False  # until a waiting request sets it again
-        for waiting in list(self._queue.values()):
-            model = waiting.model
-            if waiting.done.done() or (model.status == LOADING and not model.is_stopping):
+        awaited = [one for one in self.models.values() if one.waiters]
+        for model in sorted(awaited, key=lambda one: one.waits_since):
+            if model.status == LOADING and not model.is_stopping:
                 continue
             if model.is_ready:
-                waiting.done.set_result(None)
+                self._end_wait(model)
             elif model.is_stopping or model.is_draining:
                 return  # no request overtakes
-            elif not self._makes_room(waiting):
-                if model.is_being_estimated or waiting.done.done():
+            elif not self._makes_room(model):
+                if model.is_being_estimated or not model.waiters:
                     continue  # until its size is known
                 return
             elif model.status == SLEEPING:
                 self._set(model, LOADED)
-                waiting.done.set_result(None)
+                self._end_wait(model)
             else:
                 self._load(model)
 
-    def _makes_room(self, waiting: _Waiting) -> bool:
+    def _makes_room(self, model: PooledModel) -> bool:
         """Whether a model can be loaded now; if not, unload what is in its way, or wait for it."""
-        model = waiting.model
         if model.estimate is None and self._measure is not None:
             if not model.is_being_estimated:
                 model.is_being_estimated = True
@@ -238,10 +226,8 @@ class Pool:
         idle = [one for one in staying if self._is_idle(one)]
         busy = [one for one in staying if one not in idle]
         victims = self._limits.victims(model, idle, busy)
-        if victims is None and asyncio.get_running_loop().time() - waiting.since >= PATIENCE:
-            due = [one for one in staying if self._is_due(one)]
-            rest = [one for one in staying if one not in due]
-            victims = self._limits.victims(model, rest, due)
+        if victims is None and asyncio.get_running_loop().time() - model.waits_since >= PATIENCE:
+            victims = self._limits.victims(model, staying, ())
         for victim in victims or ():
             if victim.num_requests or victim.status == LOADING:
                 victim.is_draining = True
@@ -252,12 +238,7 @@ class Pool:
     def _is_idle(self, model: PooledModel) -> bool:
         """Whether it is started, and no request uses it or waits for it."""
         is_started = model.status in (LOADED, SLEEPING) and not model.is_stopping
-        return is_started and not model.num_requests and model.name not in self._queue
-
-    def _is_due(self, model: PooledModel) -> bool:
-        """Whether it was loaded for requests that have not resumed yet."""
-        waiting = self._queue.get(model.name)
-        return waiting is not None and waiting.done.done()
+        return is_started and not model.num_requests and not model.waiters
 
     async def _estimate(self, model: PooledModel) -> None:
         assert self._measure is not None
@@ -325,8 +306,7 @@ class Pool:
                 victim = min(idle, key=lambda one: (one.status == SLEEPING, one.last_used))
                 self.unload(victim)
                 reason += f"; {victim.name} is unloaded in case memory was short, try again"
-            error = BackendError(f"{model.name} could not be loaded: {reason}")
-            self._fail_waiting(model.name, error)
+            self._end_wait(model, BackendError(f"{model.name} could not be loaded: {reason}"))
         self._advance()
 
     def _fail(self, model: PooledModel, reason: str) -> None:
@@ -334,15 +314,20 @@ class Pool:
         model.failure, model.exit_code = reason, 1
         log.error("%s: %s", model.name, reason)
         self.events.tell("status_change", model.name, {"status": UNLOADED, "exit_code": 1})
-        error = BackendError(f"{model.name} could not be loaded: {reason}")
-        self._fail_waiting(model.name, error)
+        self._end_wait(model, BackendError(f"{model.name} could not be loaded: {reason}"))
 
-    def _fail_waiting(self, name: str, error: HeadstartError) -> None:
-        """End the wait of all requests for a model; later ones try again."""
-        waiting = self._queue.pop(name, None)
-        if waiting is not None and not waiting.done.done():
-            waiting.done.set_exception(error)
-            waiting.done.exception()  # marks it as retrieved: the clients may all have left
+    def _end_wait(self, model: PooledModel, error: HeadstartError | None = None) -> None:
+        """Let all requests that wait for a model have it, or an error; later ones try again."""
+        for turn in model.waiters:
+            if turn.done():  # its client has left
+                continue
+            if error is None:
+                turn.set_result(None)
+                model.num_requests += 1
+            else:
+                turn.set_exception(error)
+                turn.exception()  # marks it as retrieved: the client may leave
+        model.waiters.clear()
 
     def _set(self, model: PooledModel, status: str, **data: Any) -> None:
         if model.status == status:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,8 @@ class PooledModel:
     failure: str = ""  # why it could not be loaded, or ended; empty: it was asked to
     costly_failure: str = ""  # the last for which another was unloaded, until it is loaded
     num_requests: int = 0
+    waiters: list[asyncio.Future[None]] = field(default_factory=list)  # requests until it is loaded
+    waits_since: float = 0.0  # when the first of them came, by the loop's clock
     last_used: float = 0.0
     info: Mapping[str, Any] = field(default_factory=dict)  # by its server, as /v1/models lists it
     estimate: Estimate | None = None
