@@ -11,7 +11,7 @@ import asyncio
 import ssl
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -67,53 +67,6 @@ class ProxiedRequest:
         return cls(scope["method"], target, scope["headers"], body)
 
 
-class ProxiedAnswer:
-    """An answer whose head has arrived."""
-
-    def __init__(self, backend: Backend, connection: Connection, proxy: Proxy) -> None:
-        self.status = connection.status
-        # our server writes its own date and server
-        self.headers = _end_to_end(connection.headers, HOP_BY_HOP | {b"date", b"server"})
-        self._backend, self._proxy = backend, proxy
-        self._connection: Connection | None = connection
-
-    @property
-    def is_event_stream(self) -> bool:
-        kinds = [value for name, value in self.headers if name == b"content-type"]
-        return any(b"text/event-stream" in kind for kind in kinds)
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it arrives.
-
-        Raises:
-            BackendError: the backend broke off, or was silent for too long.
-        """
-        while self._connection is not None and (piece := await self._connection.read()):
-            yield piece
-
-    async def read(self) -> bytes:
-        """The whole body, for answers to our own requests; closes the answer.
-
-        Raises:
-            BackendError: as `pieces`, or the body is longer than MAX_READ.
-        """
-        body = bytearray()
-        try:
-            async for piece in self.pieces():
-                body += piece
-                if len(body) > MAX_READ:
-                    raise BackendError(f"{self._backend.name} sends more than {MAX_READ} bytes")
-        finally:
-            self.close()
-        return bytes(body)
-
-    def close(self) -> None:
-        """Stop reading; an incomplete answer is cancelled at the backend too."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            self._proxy.give_back(self._backend, connection)
-
-
 class Proxy:
     """Connections to backends, kept open between requests. Belongs to one asyncio loop.
 
@@ -129,8 +82,9 @@ class Proxy:
 
     async def open(
         self, backend: Backend, request: ProxiedRequest, *, wants_first_piece: bool = True
-    ) -> ProxiedAnswer:
-        """Send a request; return when the answer has begun, whatever its status is.
+    ) -> Connection:
+        """Send a request; return when the answer has begun, whatever its status is. Its connection
+        is to be given back, by `relay`, `read` or `give_back`.
 
         Args:
             wants_first_piece: also wait for the start of the body, so that a failure before the
@@ -150,14 +104,51 @@ class Proxy:
             if wants_first_piece:
                 await connection.wait_for_body()
         except BaseException:
-            self.give_back(backend, connection)  # closes it: the answer is not complete
+            self.give_back(connection)  # closes it: the answer is not complete
             raise
-        return ProxiedAnswer(backend, connection, self)
+        return connection
 
-    def give_back(self, backend: Backend, connection: Connection) -> None:
-        """Keep a connection for the next request if it can be reused, else close it."""
-        self._busy[backend.name].discard(connection)
-        idle = self._idle[backend.name]
+    async def read(self, answer: Connection) -> bytes:
+        """The whole body, for answers to our own requests.
+
+        Raises:
+            BackendError: the backend broke off, was silent for too long, or sends more than
+                MAX_READ.
+        """
+        body = bytearray()
+        try:
+            while piece := await answer.read():
+                body += piece
+                if len(body) > MAX_READ:
+                    raise BackendError(f"{answer.name} sends more than {MAX_READ} bytes")
+        finally:
+            self.give_back(answer)
+        return bytes(body)
+
+    async def relay(
+        self,
+        answer: Connection,
+        receive: Receive,
+        send: Send,
+        tap: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """Relay the answer piece by piece; `tap` sees each piece after it was sent.
+
+        If the backend fails, a stream of events ends with an error event; any other body stays
+        incomplete, which clients notice. When the client disconnects, so does the backend.
+        """
+        try:
+            with suppress(ClientDisconnect):
+                await unless_left(receive, _relay(answer, send, tap))
+        finally:
+            self.give_back(answer)
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection for the next request if it can be reused, else close it: an incomplete
+        answer is cancelled at the backend too.
+        """
+        self._busy[connection.name].discard(connection)
+        idle = self._idle[connection.name]
         if connection.can_be_reused and len(idle) < 256:
             connection.used_at = time.monotonic()
             idle.append(connection)
@@ -204,28 +195,12 @@ class Proxy:
         return connection
 
 
-async def relay(
-    answer: ProxiedAnswer,
-    receive: Receive,
-    send: Send,
-    tap: Callable[[bytes], None] | None = None,
-) -> None:
-    """Relay the answer piece by piece; `tap` sees each piece after it was sent.
-
-    If the backend fails, a stream of events ends with an error event; any other body stays
-    incomplete, which clients notice. When the client disconnects, so does the backend.
-    """
+async def _relay(answer: Connection, send: Send, tap: Callable[[bytes], None] | None) -> None:
+    # our server writes its own date and server
+    headers = _end_to_end(answer.headers, HOP_BY_HOP | {b"date", b"server"})
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     try:
-        with suppress(ClientDisconnect):
-            await unless_left(receive, _relay(answer, send, tap))
-    finally:
-        answer.close()
-
-
-async def _relay(answer: ProxiedAnswer, send: Send, tap: Callable[[bytes], None] | None) -> None:
-    await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
-    try:
-        async for piece in answer.pieces():
+        while piece := await answer.read():
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             if tap is not None:
                 tap(piece)

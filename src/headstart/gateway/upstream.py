@@ -29,7 +29,7 @@ class Connection(asyncio.Protocol):
 
     def __init__(self, name: str, url: str, silence_seconds: float) -> None:
         self.url = url
-        self._name, self._silence_seconds = name, silence_seconds
+        self.name, self._silence_seconds = name, silence_seconds
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.used_at = 0.0  # by `time.monotonic`, when the caller last sent or waited
@@ -83,6 +83,11 @@ class Connection(asyncio.Protocol):
         return self.status >= 200  # below are interim answers
 
     @property
+    def is_event_stream(self) -> bool:
+        kinds = [value for name, value in self.headers if name == b"content-type"]
+        return any(b"text/event-stream" in kind for kind in kinds)
+
+    @property
     def can_be_reused(self) -> bool:
         """The last answer is complete, and the backend keeps the connection."""
         return self._is_kept and not self._is_lost and not self._pieces
@@ -99,14 +104,14 @@ class Connection(asyncio.Protocol):
 
     async def _wait(self, if_lost: str, if_late: str) -> None:
         if self._is_lost:
-            raise BackendError(f"{self._name} {if_lost}")
+            raise BackendError(f"{self.name} {if_lost}")
         self.used_at = time.monotonic()
         self._changed.clear()
         try:
             async with asyncio.timeout(self._silence_seconds):
                 await self._changed.wait()
         except TimeoutError:
-            raise BackendError(f"{self._name} {if_late}") from None
+            raise BackendError(f"{self.name} {if_late}") from None
 
     # asyncio
 

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from tests.unit.gateway.backends import running, writing
 
 from headstart.gateway import proxy as proxy_module
-from headstart.gateway.proxy import Backend, ProxiedRequest, Proxy, relay
+from headstart.gateway.proxy import Backend, ProxiedRequest, Proxy
 from headstart.server.errors import error_response
 from headstart.server.threads import unless_left
 from headstart.types.errors import BackendError
@@ -58,10 +58,7 @@ async def in_front_of(url, *, silence=3600.0, tap=None, key="inner"):
             return
         except ClientDisconnect:
             return
-        try:
-            await relay(answer, receive, send, tap)
-        except ClientDisconnect:
-            return
+        await proxy.relay(answer, receive, send, tap)
 
     async with running(app) as own:
         yield own
@@ -240,7 +237,7 @@ async def test_an_answer_that_is_read_here_has_a_limit(monkeypatch) -> None:
         backend_there = Backend(name="the model", url=url)
         answer = await proxy.open(backend_there, ProxiedRequest("GET", "/"))
         with pytest.raises(BackendError, match="the model sends more than 1000 bytes"):
-            await answer.read()
+            await proxy.read(answer)
         assert not proxy._busy["the model"]
         proxy.close()
 
@@ -250,7 +247,7 @@ async def test_an_answer_that_breaks_off_while_it_is_read_here_leaves_no_connect
         proxy = Proxy()
         answer = await proxy.open(backend, ProxiedRequest("GET", "/"))
         with pytest.raises(BackendError):
-            await answer.read()
+            await proxy.read(answer)
         assert not proxy._busy["the model"]
 
 

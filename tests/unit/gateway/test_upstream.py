@@ -56,15 +56,15 @@ async def test_a_connection_is_used_again_only_after_a_whole_answer() -> None:
         proxy = Proxy()
         first = await proxy._connect(backend)
         await ask(first)
-        proxy.give_back(backend, first)
+        proxy.give_back(first)
         second = await proxy._connect(backend)
         assert second is first
         second.send(head_of("GET", "/", []), b"", is_head_only=False)
-        proxy.give_back(backend, second)  # the answer has not come
+        proxy.give_back(second)  # the answer has not come
         third = await proxy._connect(backend)
         assert third is not first
         await ask(third)
-        proxy.give_back(backend, third)
+        proxy.give_back(third)
         async with writing(WHOLE) as elsewhere:  # under the same name
             assert (await proxy._connect(elsewhere)) is not third
 

@@ -73,7 +73,7 @@ def requests_of(metrics: bytes) -> tuple[int, int]:
 async def _get(replica: Replica, proxy: Proxy, path: str) -> tuple[int, bytes, dict[bytes, bytes]]:
     backend = Backend(name=replica.name, url=replica.url, headers=replica.headers)
     answer = await proxy.open(backend, ProxiedRequest("GET", path))
-    return answer.status, await answer.read(), dict(answer.headers)
+    return answer.status, await proxy.read(answer), dict(answer.headers)
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -20,7 +20,8 @@ from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.conversation import MAX_END_BYTES, Asked, read, timings_of
 from headstart.gateway.balancer.options import RoutingOptions
 from headstart.gateway.balancer.replica import Flight, Replica
-from headstart.gateway.proxy import Backend, ProxiedAnswer, ProxiedRequest, Proxy, relay
+from headstart.gateway.proxy import Backend, ProxiedRequest, Proxy
+from headstart.gateway.upstream import Connection
 from headstart.server.body import parse_off_loop
 from headstart.server.errors import ApiError
 from headstart.server.threads import Threads, unless_left
@@ -72,13 +73,13 @@ class Routing:
             del end[:-MAX_END_BYTES]
 
         try:
-            await relay(answer, receive, send, note)
+            await self._proxy.relay(answer, receive, send, note)
         finally:
             self._fleet.finish(flight, timings_of(bytes(end)) if answer.status == 200 else None)
 
     async def _open(
         self, request: ProxiedRequest, asked: Asked, tenant: str, receive: Receive
-    ) -> tuple[Flight, ProxiedAnswer]:
+    ) -> tuple[Flight, Connection]:
         """An answer that has begun, from the best replica that gives one."""
         replicas = self._fleet.order(asked)
         failure: BackendError | None = None
@@ -115,7 +116,7 @@ class Routing:
                 flight.has_begun = True
                 return flight, answer
             replica.fail(flight)
-            answer.close()
+            self._proxy.give_back(answer)
         if is_busy:
             raise self._overload()
         raise failure or CapacityError("no backend is healthy; try again later")

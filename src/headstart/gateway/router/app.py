@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headstart.config import Config
-from headstart.gateway.proxy import Backend, ProxiedRequest, Proxy, relay
+from headstart.gateway.proxy import Backend, ProxiedRequest, Proxy
 from headstart.gateway.router.child import TENANT_HEADER
 from headstart.gateway.router.downloads import ModelStore
 from headstart.gateway.router.listing import OwnRoutes, ReadPresets
@@ -142,7 +142,7 @@ class Forward:
             answer = await unless_left(receive, opening)
             if answer.is_event_stream and not is_task:
                 lease.close()  # such a stream lasts as long as the model; it must not keep it
-            await relay(answer, receive, send)
+            await self.proxy.relay(answer, receive, send)
 
     def _without_model(self, http: HttpRequest) -> Response | None:
         """The response for a stream whose model is not running; None if it is.
@@ -174,7 +174,7 @@ class Forward:
             backend = _for_tenant(await self._pool.acquire(model, wakes=False), scope)
             try:
                 answer = await self.proxy.open(backend, request)
-                said = orjson.loads(await answer.read())
+                said = orjson.loads(await self.proxy.read(answer))
                 if answer.status != 200:
                     words, is_busy = said["error"]["message"], answer.status == 503
                     raise ApiError(answer.status, words, retry_after=int(is_busy))
