@@ -225,10 +225,6 @@ class EngineConfig:
         if self.rope_scale and self.rope_freq_scale:
             raise ConfigError("--rope-scale and --rope-freq-scale say the same; leave one out")
         fit_targets(self.fit_target)
-        if self.cache_type_v not in PLAIN_CACHE_TYPES and self.flash_attn == "off":
-            raise ConfigError(
-                f"--cache-type-v {self.cache_type_v} needs flash attention; drop --flash-attn off"
-            )
 
 
 def _as_target(name: str, default: Any = None) -> Any:

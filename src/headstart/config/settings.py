@@ -271,7 +271,7 @@ class Config:
 
     def __post_init__(self) -> None:
         draft_type = self.draft_engine.draft_cache_type_v
-        if draft_type not in (None, *PLAIN_CACHE_TYPES) and self.engine.flash_attn == "off":
-            raise ConfigError(
-                f"--draft-cache-type-v {draft_type} needs flash attention; drop --flash-attn off"
-            )
+        types = ("--cache-type-v", self.engine.cache_type_v), ("--draft-cache-type-v", draft_type)
+        for flag, kind in types if self.engine.flash_attn == "off" else ():
+            if kind not in (None, *PLAIN_CACHE_TYPES):
+                raise ConfigError(f"{flag} {kind} needs flash attention; drop --flash-attn off")

@@ -140,11 +140,7 @@ class OwnRoutes:
 
     async def describe(self, http: HttpRequest) -> Response:
         """Describe one model."""
-        name = http.path_params["model"]
-        model = self.pool.find(name)
-        if model is None:
-            raise ApiError(404, f"there is no model {shorten(name)} here; GET /models lists them")
-        return json_response(self._describe(model))
+        return json_response(self._describe(self._found(http.path_params["model"])))
 
     async def download(self, http: HttpRequest) -> Response:
         """Download a model of the hub; the answer does not wait for it."""
@@ -177,7 +173,7 @@ class OwnRoutes:
 
     async def load(self, http: HttpRequest) -> Response:
         """Load a model; the answer does not wait for it."""
-        model = await self._named(http)
+        model = self._found(await self.named(http))
         if self.pool.is_awaited(model) or (model.is_running and not model.is_stopping):
             raise ApiError(400, f"the model {model.name} is already running")
         self.pool.load(model)
@@ -185,7 +181,7 @@ class OwnRoutes:
 
     async def unload(self, http: HttpRequest) -> Response:
         """Unload a model; the answer does not wait for it."""
-        model = await self._named(http)
+        model = self._found(await self.named(http))
         if not (model.is_running or self.pool.is_awaited(model)):
             raise ApiError(400, f"the model {model.name} is not running")
         self.pool.unload(model)
@@ -258,8 +254,7 @@ class OwnRoutes:
         finally:
             self.pool.events.stop_listening(queue)
 
-    async def _named(self, http: HttpRequest) -> PooledModel:
-        name = await self.named(http)
+    def _found(self, name: object) -> PooledModel:
         model = self.pool.find(name) if isinstance(name, str) else None
         if model is None:
             raise ApiError(404, f"model {shorten(name)} is not found; GET /models lists them")

@@ -233,8 +233,9 @@ def test_a_template_file_is_read(tmp_path: Path) -> None:
         (["-ngld", "-5"], "--draft-gpu-layers is -5 but must be at least -1"),
         (["-cd", "8"], "--draft-context is 8"),
         (["-ctvd", "q8_0", "-fa", "off"], "--draft-cache-type-v q8_0 needs flash attention"),
+        (["-ctv", "q8_0", "-fa", "off"], "--cache-type-v q8_0 needs flash attention; drop"),
     ],
 )
-def test_a_wrong_value_for_the_draft_model_names_its_own_flag(argv: list[str], says: str) -> None:
+def test_a_wrong_value_for_either_model_names_its_own_flag(argv: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         config(*argv)
