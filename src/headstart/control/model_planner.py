@@ -268,9 +268,8 @@ class ModelDraftPlanner:
         """The request to probe now, if any."""
         plain = self._budget.plain_ms(step)
         token, price = drafter.cost.token(plain) / plain, drafter.cost.round(1, plain) / plain
-        reading = {one.number: token * one.num_recent for one in slots}
-        hopes = {one.number: 0.5 * self._num_left(one) / step.num_slots for one in slots}
-        return drafter.probes.choose(reading, hopes, PROBE_TOKENS * price)
+        readings = {one.number: token * one.num_recent for one in slots}
+        return drafter.probes.choose(readings, PROBE_TOKENS * price)
 
 
 def _grant(slot: AskedAnswer, length: int, chosen: dict[int, AskedAnswer]) -> None:

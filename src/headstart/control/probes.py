@@ -4,8 +4,7 @@ A disabled model yields no labels, so occasionally it drafts a few tokens to be 
 text (they need not be verified). A small share of the time is saved up for that.
 
 A model that has not decoded a request's prompt must catch up before it can draft. A probe starts
-once the budget covers that plus several cheap probes after it, and only if a model saving half the
-steps would recoup it within this request. With a long prompt a probe skips the middle, if the model
+once the budget covers that plus several cheap probes after it. With a long prompt a probe skips the middle, if the model
 can: enough to see whether it is useful, for a sixteenth of the price of 4,000 tokens. Once begun,
 catching up continues every step until the model drafts, because half a prompt is worth nothing.
 
@@ -65,14 +64,11 @@ class Probes:
         self.unpaid -= lost
         self.settle(-lost)
 
-    def choose(
-        self, readings: Mapping[int, float], hopes: Mapping[int, float], price: float
-    ) -> int | None:
+    def choose(self, readings: Mapping[int, float], price: float) -> int | None:
         """The request to probe now, if any. Units are plain steps.
 
         Args:
             readings: by request, the price of catching up.
-            hopes: by request, what a good model would save until its end.
             price: of a probe without catching up.
         """
         if self.reading is not None and self.reading in readings:
@@ -80,10 +76,7 @@ class Probes:
         self.reading = None
         nearest = min(readings, key=readings.__getitem__)
         reading = readings[nearest]
-        is_long = reading > price
-        if is_long and hopes[nearest] < reading:
-            return None
-        self.goal = reading + price * (MOST_TRIALS if is_long else 1)
+        self.goal = reading + price * (MOST_TRIALS if reading > price else 1)
         if self.goal > self.savings:
             return None
         self.savings -= reading + price

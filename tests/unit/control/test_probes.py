@@ -33,9 +33,7 @@ def make_controller() -> Controller:
 
 
 def choose(probes: Probes, numbers: Sequence[int], reading: Sequence[float]) -> int | None:
-    return probes.choose(
-        dict(zip(numbers, reading, strict=True)), dict.fromkeys(numbers, 99.0), 1.0
-    )
+    return probes.choose(dict(zip(numbers, reading, strict=True)), 1.0)
 
 
 def answer(
