@@ -33,29 +33,22 @@ from headstart.types import Draft, DraftRequest
 from headstart.types.errors import ConfigError
 
 
-class _HashedText:
-    """A text, and the hash of its last n tokens; the table learns new tokens."""
+class _LearnedText:
+    """A text; the table learns new tokens."""
 
-    __slots__ = ("_table", "key", "salt", "tokens")
+    __slots__ = ("_table", "salt", "tokens")
 
     def __init__(self, table: NgramTable, salt: int, text: Sequence[int]) -> None:
         self._table, self.salt, self.tokens = table, salt, array("i", text)
-        self.key = table.key_of(self.tokens[-table.n :])
 
     def extend(self, new: Sequence[int]) -> None:
-        table, tokens, key = self._table, self.tokens, self.key
-        for token in new:
-            leaving = 0
-            if len(tokens) >= table.n:
-                table.learn_next(key, token, self.salt)
-                leaving = tokens[-table.n]
-            key = table.slide(key, leaving, token)
-            tokens.append(token)
-        self.key = key
+        self.tokens.extend(new)
+        known = len(self.tokens) - len(new)
+        self._table.learn(self.tokens[max(0, known - self._table.n) :], self.salt)
 
 
 @register
-class NgramModSpeculator(TextSpeculator[_HashedText]):
+class NgramModSpeculator(TextSpeculator[_LearnedText]):
     """Walks a table shared by all sequences."""
 
     name = "ngram-mod"
@@ -80,31 +73,32 @@ class NgramModSpeculator(TextSpeculator[_HashedText]):
         self._options = options or self.Options()
         self._table = NgramTable(self._options.n_match, self._options.table_bits)
         # rest of prompts to learn later: the text, start and end
-        self._unlearned: deque[tuple[_HashedText, int, int]] = deque(maxlen=64)
+        self._unlearned: deque[tuple[_LearnedText, int, int]] = deque(maxlen=64)
 
     def go_on(self) -> None:
         if self._unlearned:
             self._learn(*self._unlearned.popleft())
 
-    def _learn(self, text: _HashedText, start: int, end: int) -> None:
+    def _learn(self, text: _LearnedText, start: int, end: int) -> None:
         """Learn a piece of a text, because a step waits."""
         stop = min(end, start + PIECE)
         self._table.learn(text.tokens[max(0, start - self._table.n) : stop], text.salt)
         if stop < end:
             self._unlearned.append((text, stop, end))
 
-    def history_of(self, text: Sequence[int], namespace: str) -> _HashedText:
-        history = _HashedText(self._table, _salt_of(namespace), text)
+    def history_of(self, text: Sequence[int], namespace: str) -> _LearnedText:
+        # bits that represent the namespace, as many as a key has; 0 for the public one
+        salt = int.from_bytes(namespace_id(namespace)[:8], "little") & _MASK
+        history = _LearnedText(self._table, salt, text)
         self._learn(history, 0, len(text))
         return history
 
-    def draft_for(self, history: _HashedText, request: DraftRequest) -> Draft:
+    def draft_for(self, history: _LearnedText, request: DraftRequest) -> Draft:
         options, window = self._options, history.tokens[-self._options.n_match :].tolist()
         if len(window) < options.n_match:
             return Draft(reason="history too short")
-        tokens, counts = self._table.follow(
-            history.key, window, history.salt, min(request.max_tokens, options.n_max)
-        )
+        limit = min(request.max_tokens, options.n_max)
+        tokens, counts = self._table.follow(window, history.salt, limit)
         if not tokens or len(tokens) < min(options.n_min, request.max_tokens):
             return Draft(reason="shorter than n-min" if tokens else "")
         scores = [
@@ -122,11 +116,6 @@ _FINGERPRINT = (1 << 24) - 1
 _KEY_BITS = 60  # two digits of a Python int: products stay cheap
 _MASK = (1 << _KEY_BITS) - 1
 _BASE = 0xE3779B97F4A7C15  # odd, so that multiplication is invertible
-
-
-def _salt_of(namespace: str) -> int:
-    """Bits that represent a namespace, as many as a key has; 0 for the public one."""
-    return int.from_bytes(namespace_id(namespace)[:8], "little") & _MASK
 
 
 def updated(entry: int, token: int, fingerprint: int) -> int:
@@ -162,10 +151,13 @@ class NgramTable:
 
     def learn(self, tokens: Sequence[int], salt: int) -> None:
         """Learn the successor of every n tokens of a text."""
-        key = self.key_of(tokens[: self.n])
+        view, key = self._view, self.key_of(tokens[: self.n])
         for leaving, token in zip(tokens, tokens[self.n :], strict=False):
-            self.learn_next(key, token, salt)
-            key = self.slide(key, leaving, token)
+            salted = key ^ salt
+            slot = salted >> self._shift
+            mark = (salted >> self._fingerprint_shift) & _FINGERPRINT
+            view[slot] = updated(view[slot], token, mark)
+            key = (key - leaving * self.factor + token) * _BASE & _MASK
 
     @staticmethod
     def key_of(tokens: Sequence[int]) -> int:
@@ -175,33 +167,15 @@ class NgramTable:
             key = (key + token) * _BASE & _MASK
         return key
 
-    def slide(self, key: int, leaving: int, entering: int) -> int:
-        """Key of the window after one token leaves and one enters."""
-        return (key - leaving * self.factor + entering) * _BASE & _MASK
-
-    def learn_next(self, key: int, token: int, salt: int) -> None:
-        """Learn that `token` followed the window with this key."""
-        key ^= salt
-        slot = key >> self._shift
-        mark = (key >> self._fingerprint_shift) & _FINGERPRINT
-        self._view[slot] = updated(self._view[slot], token, mark)
-
-    def follow(
-        self, key: int, window: list[int], salt: int, count: int
-    ) -> tuple[list[int], list[int]]:
+    def follow(self, window: list[int], salt: int, count: int) -> tuple[list[int], list[int]]:
         """Follow the table from a window (the last n tokens) as far as possible.
 
         Returns at most `count` tokens, and the count of each (1 to MAX_COUNT).
         """
-        view, factor, shift, mark_shift = (
-            self._view,
-            self.factor,
-            self._shift,
-            self._fingerprint_shift,
-        )
+        view, shift, mark_shift = self._view, self._shift, self._fingerprint_shift
         tokens: list[int] = []
         counts: list[int] = []
-        window = window[:]
+        key, window = self.key_of(window), window[:]
         for i in range(count):
             salted = key ^ salt
             entry = view[salted >> shift]
@@ -211,5 +185,5 @@ class NgramTable:
             tokens.append(token)
             counts.append(entry & 0xFF)
             window.append(token)
-            key = (key - window[i] * factor + token) * _BASE & _MASK
+            key = (key - window[i] * self.factor + token) * _BASE & _MASK
         return tokens, counts

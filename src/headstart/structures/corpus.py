@@ -54,9 +54,8 @@ class _NamespaceTexts:
         self.index = SuffixIndex(SIZES, MAX_MATCH, 0)
         self._next: SuffixIndex | None = None  # replaces `index` once complete
         self._next_start = 0  # its start in `index`
-        self.starts: deque[int] = deque()  # of the live texts in the index
-        self.marks: deque[list[int]] = deque()  # hashes that each text added to `known`
-        self._rows: deque[int | None] = deque()  # of each text in the file
+        # live texts: start in the index, hashes that it added to `known`, and row in the file
+        self.texts = deque[tuple[int, list[int], int | None]]()
         self.known: set[int] = set()
 
     @property
@@ -67,7 +66,7 @@ class _NamespaceTexts:
     @property
     def num_bytes(self) -> int:
         """Bytes of its indexes; 0 without texts, because it is dropped then."""
-        if not self.starts:
+        if not self.texts:
             return 0
         return self.index.num_bytes + (self._next.num_bytes if self._next else 0)
 
@@ -87,17 +86,15 @@ class _NamespaceTexts:
     def add(self, text: array[int], marks: list[int], row: int | None) -> None:
         new = [mark for mark in marks if mark not in self.known]
         self.known.update(new)
-        self.marks.append(new)
-        self._rows.append(row)
-        self.starts.append(len(self.index))
+        self.texts.append((len(self.index), new, row))
         self.index.tokens.extend(text + array("i", (SEPARATOR,)))
 
     def drop_oldest(self) -> int | None:
         """Drop the oldest text; returns its row in the file, if it has one."""
-        self.starts.popleft()
-        self.known.difference_update(self.marks.popleft())
-        self.index.floor = self.starts[0] if self.starts else len(self.index)
-        return self._rows.popleft()
+        _, marks, row = self.texts.popleft()
+        self.known.difference_update(marks)
+        self.index.floor = self.texts[0][0] if self.texts else len(self.index)
+        return row
 
     def go_on(self, num_tokens: int) -> bool:
         """Link `num_tokens` tokens of the index; returns False if nothing is left to do.
@@ -120,7 +117,7 @@ class _NamespaceTexts:
             self.index, self._next, dropped = self._next, None, self._next_start
             self.index.floor = index.floor - dropped
             self.num_before += dropped
-            self.starts = deque(start - dropped for start in self.starts)
+            self.texts = deque((at - dropped, marks, row) for at, marks, row in self.texts)
         return True
 
 
@@ -147,7 +144,7 @@ class SuffixCorpus:
 
     def _load(self, store: TextStore) -> None:
         texts, store.texts = store.texts, []
-        if (num_tokens := sum(len(one.tokens) for one in texts)) > 2 * self._capacity:
+        if (num_tokens := sum(len(tokens) for *_, tokens in texts)) > 2 * self._capacity:
             store.close()
             raise ConfigError(
                 f"corpus {store.path} holds {num_tokens} tokens but "
@@ -186,7 +183,7 @@ class SuffixCorpus:
         with self._counted(texts):
             texts.add(part, [*marks, mark], row)
         before = texts.num_before
-        kept = key, before + texts.starts[-1], before + len(texts.index)
+        kept = key, before + texts.texts[-1][0], before + len(texts.index)
         self.unfinished[key] = None
         self._num_added += len(part) + 1
         self._make_room()
@@ -213,7 +210,7 @@ class SuffixCorpus:
                 row = texts.drop_oldest()
             rows += () if row is None else (row,)
             self.unfinished[key] = None
-            if not texts.starts:
+            if not texts.texts:
                 del self._texts[key]
         if rows and self._store is not None:
             try:
@@ -224,10 +221,10 @@ class SuffixCorpus:
     @contextmanager
     def _counted(self, texts: _NamespaceTexts) -> Iterator[None]:
         """Keep the totals over all namespaces right while one of them changes."""
-        before = (texts.num_tokens, len(texts.starts), texts.num_bytes)
+        before = (texts.num_tokens, len(texts.texts), texts.num_bytes)
         yield
         self._num_tokens += texts.num_tokens - before[0]
-        self.num_texts += len(texts.starts) - before[1]
+        self.num_texts += len(texts.texts) - before[1]
         self.num_bytes += texts.num_bytes - before[2]
 
     def _store_text(self, key: bytes, text: array[int]) -> int | None:

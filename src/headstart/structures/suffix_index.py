@@ -72,10 +72,6 @@ class _Chains:
         self.head = np.zeros(1 << bits, np.int32).data
         self.previous = array("i")  # position -> the previous position in its slot
 
-    def slots(self, text: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Slots in `head` of the places after each n tokens of `text`, which has at least n."""
-        return _numbers_of(text, self.n) & self.mask
-
     def append(self, tokens: array[int], end: int) -> None:
         """Link all unlinked places of the text before `end`."""
         start = len(self.previous)
@@ -83,7 +79,8 @@ class _Chains:
         self.previous.extend(array("i", bytes(4 * (min(first, end) - start))))
         if first >= end:
             return
-        slots = self.slots(np.frombuffer(tokens, np.int32)[first - self.n : end - 1])
+        text = np.frombuffer(tokens, np.int32)[first - self.n : end - 1]
+        slots = _numbers_of(text, self.n) & self.mask  # of the places after each n tokens
         slots <<= 32
         slots |= np.arange(first, end)
         slots.sort()  # by slot, then position

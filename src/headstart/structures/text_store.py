@@ -14,7 +14,6 @@ from array import array
 from collections.abc import Sequence
 from itertools import count as count_from
 from pathlib import Path
-from typing import NamedTuple
 from zlib import crc32
 
 from headstart.structures.vocabulary_id import VocabularyId
@@ -30,12 +29,8 @@ _TABLES = """
 """
 
 
-class StoredText(NamedTuple):
-    """A text in the file."""
-
-    row: int
-    namespace: bytes  # 16 bytes identifying it
-    tokens: array[int]
+StoredText = tuple[int, bytes, "array[int]"]
+"""A text in the file: its row, the 16 bytes of its namespace, and its tokens."""
 
 
 class _DamageError(Exception):
@@ -154,7 +149,7 @@ class TextStore:
             tokens.frombytes(data)
             if not tokens or not 0 <= min(tokens) <= max(tokens) < self._vocabulary.size:
                 raise _DamageError(f"text {row} has tokens of another vocabulary")
-            self.texts.append(StoredText(row, namespace, tokens))
+            self.texts.append((row, namespace, tokens))
         (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
             raise _DamageError(found)
@@ -181,7 +176,7 @@ class TextStore:
             self._lock()
             self._make_tables()
             for _, namespace, tokens in texts:
-                self.texts.append(StoredText(self.add(namespace, tokens), namespace, tokens))
+                self.texts.append((self.add(namespace, tokens), namespace, tokens))
         except (OSError, sqlite3.DatabaseError) as error:
             self.close()
             raise self._unusable(error) from error

@@ -73,7 +73,7 @@ def test_sums_are_told_without_a_look_at_every_namespace() -> None:
         corpus.add([turn * 50 + i for i in range(50)], f"tenant {turn % 7}")
     texts = list(corpus._texts.values())
     assert len(corpus) == sum(one.num_tokens for one in texts) <= 1000
-    assert corpus.num_texts == sum(len(one.starts) for one in texts)
+    assert corpus.num_texts == sum(len(one.texts) for one in texts)
     assert corpus.num_bytes == sum(one.num_bytes for one in texts)
     speculator = SuffixSpeculator()
     speculator.corpus, corpus._texts = corpus, Unread(corpus._texts)

@@ -28,7 +28,7 @@ def write_texts(path: Path, *texts: list[int]) -> None:
 
 def read_texts(path: Path) -> list[list[int]]:
     store = TextStore(path, VOCABULARY)
-    texts = [text.tokens.tolist() for text in store.texts]
+    texts = [tokens.tolist() for *_, tokens in store.texts]
     store.close()
     return texts
 
@@ -111,7 +111,7 @@ def test_a_process_that_is_about_to_end_is_waited_for(tmp_path, monkeypatch, cap
 
     monkeypatch.setattr(TextStore, "_lock", wait)
     second = TextStore(tmp_path / "corpus", VOCABULARY)
-    assert [text.tokens.tolist() for text in second.texts] == [[7]]
+    assert [tokens.tolist() for *_, tokens in second.texts] == [[7]]
     second.close()
     assert caplog.text.count("in use by another process; waiting for up to 10 s") == 1
 
