@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
@@ -109,10 +108,7 @@ def endpoints() -> list[Endpoint]:
 
 def _openapi_route(endpoints: Sequence[Endpoint]) -> Route:
     """/openapi.json, made at the first request because it builds every body's schema."""
-
-    @cache
-    def document() -> dict[str, Any]:
-        return describe(endpoints)
+    document = cache(lambda: describe(endpoints))
 
     async def openapi(http: HttpRequest) -> Response:
         return JSONResponse(await asyncio.to_thread(document))

@@ -132,7 +132,6 @@ class ChatDialect(OpenAIDialect):
     """chat.completion and chat.completion.chunk."""
 
     chunk_kind = "chat.completion.chunk"
-    whole_kind = "chat.completion"
 
     def opening(self, choice: Choice) -> list[Chunk]:
         role = {

@@ -91,7 +91,7 @@ async def infill(http: HttpRequest) -> Response:
 class CompletionDialect(OpenAIDialect):
     """text_completion."""
 
-    chunk_kind = whole_kind = "text_completion"
+    chunk_kind = "text_completion"
 
     def opening(self, choice: Choice) -> list[Chunk]:
         if not self.body.echo:

@@ -262,7 +262,6 @@ class OpenAIDialect(SingleDialect):
 
     ends_with_done = True
     chunk_kind: ClassVar[str]
-    whole_kind: ClassVar[str]
 
     @abstractmethod
     def entry(self, choice: Choice, piece: Piece, *, is_whole: bool) -> Chunk:
@@ -288,7 +287,11 @@ class OpenAIDialect(SingleDialect):
             entries.append(
                 self.entry(choice, piece, is_whole=True) | {"finish_reason": choice.finish_reason}
             )
-        return self.frame(self.whole_kind, entries) | {"usage": self.usage()} | self.numbers()
+        return (
+            self.frame(self.chunk_kind.removesuffix(".chunk"), entries)
+            | {"usage": self.usage()}
+            | self.numbers()
+        )
 
     def frame(self, kind: str, choices: list[Chunk]) -> Chunk:
         """An object with these `choices`."""

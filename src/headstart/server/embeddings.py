@@ -110,10 +110,14 @@ async def _embed(http: HttpRequest, *, is_openai: bool) -> Response:
     media = await read_media(http, sources)
     vocab = service.served.vocab
     event = await embed(http, service, lambda: read_inputs(given, vocab, info, media), media=media)
-    write = _openai_answer if is_openai else _native_answer
-    return await service.answer_threads.run_for(
-        http.scope, http.receive, lambda: json_response(write(body, service, event))
-    )
+
+    def response() -> Response:
+        vectors = finished(event, service, body.embd_normalize, body.dimensions)
+        if is_openai:
+            return json_response(_openai_answer(body, service, event, vectors))
+        return json_response([{"index": i, "embedding": written(v)} for i, v in enumerate(vectors)])
+
+    return await service.answer_threads.run_for(http.scope, http.receive, response)
 
 
 def embedding_info(service: Service) -> EmbeddingInfo:
@@ -274,9 +278,14 @@ def finished(
     return [normalize(vectors[:, :dimensions], wanted) for vectors in event.vectors]
 
 
-def _openai_answer(body: EmbeddingBody, service: Service, event: EmbeddingEvent) -> Any:
+def _openai_answer(
+    body: EmbeddingBody,
+    service: Service,
+    event: EmbeddingEvent,
+    vectors: Sequence[NDArray[np.float32]],
+) -> dict[str, Any]:
     data: list[dict[str, Any]] = []
-    for index, rows in enumerate(finished(event, service, body.embd_normalize, body.dimensions)):
+    for index, rows in enumerate(vectors):
         entry: dict[str, Any] = {"embedding": "", "index": index, "object": "embedding"}
         if body.encoding_format == "base64":
             vector = rows[0].astype("<f4")
@@ -288,11 +297,6 @@ def _openai_answer(body: EmbeddingBody, service: Service, event: EmbeddingEvent)
     usage = {"prompt_tokens": event.num_tokens, "total_tokens": event.num_tokens}
     model = body.model or service.served.alias
     return {"model": model, "object": "list", "usage": usage, "data": data}
-
-
-def _native_answer(body: EmbeddingBody, service: Service, event: EmbeddingEvent) -> Any:
-    rows = finished(event, service, body.embd_normalize, body.dimensions)
-    return [{"index": i, "embedding": written(one)} for i, one in enumerate(rows)]
 
 
 @routes.post(
