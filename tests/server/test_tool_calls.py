@@ -208,11 +208,17 @@ def test_an_answer_that_may_begin_with_thoughts_is_constrained_behind_them():
         ({"tools": [], "tool_choice": {"function": {"name": "x"}}}, "there are no tools"),
         ({"tools": [{"type": "retrieval"}]}, "tools.0 must be"),
         ({"tools": [{"function": {"name": ""}}]}, "tools.0.function.name is required"),
-        ({"tool_choice": "required", "json_schema": {}}, "exclude each other"),
     ],
 )
 def test_tools_that_cannot_be_are_refused(client, fields, says):
     assert says in error_of(client.post(CHAT, json=ASKED | fields), 400)
+
+
+def test_a_schema_applies_even_where_calls_are_required_as_in_llama_server(client, worker):
+    schema = {"json_schema": {"const": 5}}
+    assert constraint(client, worker, tool_choice="required", **schema) == constraint(
+        client, worker, **schema
+    )
 
 
 def test_calls_cannot_be_required_without_tools_as_in_llama_server(client, worker):

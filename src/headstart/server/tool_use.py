@@ -31,8 +31,8 @@ def prepare_reading(
     """Give each choice its parser, and its request the constraint of the tools."""
     tools = Tools(read_tools(body.tools))
     mode, names = _tool_choice(body, tools)
-    answer_format = model.answer_format
-    if mode == "required" and answer_format.calls is None:
+    answer_format, constraint = model.answer_format, choices[0].request.constraint
+    if mode == "required" and answer_format.calls is None and not constraint:
         # the model has no format of its own, or one that cannot be required
         calls = MarkedCalls("json", JsonCall(), is_parallel=False)
         answer_format = AnswerFormat(thinking=answer_format.thinking, calls=calls)
@@ -40,10 +40,7 @@ def prepare_reading(
     read = tools if mode != "none" and body.parse_tool_calls else Tools()
     marks = thought_marks(answer_format, chat, model.vocab)
     rules = CallRules(tools, names, _is_parallel(body, model), _token_finder(model.vocab))
-    constraint = choices[0].request.constraint
-    if constraint and mode == "required":
-        raise RequestError("tool_choice required and a constraint of the answer exclude each other")
-    if constraint:
+    if constraint:  # as in llama-server, it applies even where calls are required
         if marks and not (marks.is_open or splits_thoughts or constraint.triggers):
             marks = None  # reasoning would be content
         is_begun = chat.start == "content"
