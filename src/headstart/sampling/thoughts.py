@@ -44,7 +44,7 @@ class ThoughtCounter:
         if self.closing():
             self._num_closed += 1
             if self._num_closed == len(self._limit.closing):
-                self._leave()
+                self._switch()
             return
         limit = self._limit
         marks = (limit.end, *limit.further_ends) if self._is_thinking else (limit.start,)
@@ -53,13 +53,11 @@ class ThoughtCounter:
         text = self._tail + self._spelling(token)
         self._tail = text[-max(4, *map(len, marks)) :]
         if any(mark in text for mark in marks):
-            self._enter() if not self._is_thinking else self._leave()
+            self._switch()
         elif self._is_thinking:
             self._num_left -= 1
 
-    def _enter(self) -> None:
-        self._is_thinking, self._num_left, self._num_closed = True, self._limit.max_tokens, 0
-        self._tail = b""
-
-    def _leave(self) -> None:
-        self._is_thinking, self._tail = False, b""
+    def _switch(self) -> None:
+        """Begin or end thoughts."""
+        self._is_thinking, self._tail = not self._is_thinking, b""
+        self._num_left, self._num_closed = self._limit.max_tokens, 0

@@ -32,11 +32,11 @@ class Thinking:
 
     def continued(self, generation_prompt: str, thoughts: str, content: str | None) -> str:
         """The start of an answer: its reasoning, and its content unless that is None."""
-        opening = self.opening
-        if opening is None:
-            opening = generation_prompt.partition(self.start.strip())[0] if self.start else ""
         if not self.start:
             return generation_prompt + (content or "")
+        opening = self.opening
+        if opening is None:
+            opening = generation_prompt.partition(self.start.strip())[0]
         if content is None:
             return opening + self.start + thoughts
         begun = "" if self.skips_empty and not thoughts else self.start + thoughts

@@ -29,8 +29,6 @@ SCHEMA_OPTIONS: JsonCompileOptions = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
-# llguidance would ignore these options, or could no longer roll back a token
-_UNUSABLE = re.compile(r"\[[^\[\]\"/]*\b(temperature|max_tokens|stop)\s*=")
 # llguidance computes all of the forced text at once, which could delay a step by seconds: within
 # the limits of a step, a literal of 128 bytes, a counted group or terminal, or a count of three
 # digits can be repeated about ten thousand times. Grammars that contain one are compiled without
@@ -152,7 +150,8 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _lark(text: str) -> str:
-    if found := _UNUSABLE.search(text):
+    # llguidance would ignore these options, or could no longer roll back a token
+    if found := re.search(r"\[[^\[\]\"/]*\b(temperature|max_tokens|stop)\s*=", text):
         raise ValueError(
             f"rule option {found[1]} is not supported; use max_tokens, temperature and stop of the "
             "request"

@@ -125,16 +125,12 @@ class Encoder:
         return self._encode_cached(text) if len(text) <= 64 else self._encode(text)
 
     def _encode(self, text: bytes) -> list[int]:
-        try:
-            text.decode()
-        except UnicodeDecodeError:
-            tokens: list[int] = []
-            marked = text.decode("utf-8", "surrogateescape")
-            for index, part in enumerate(re.split("([\udc80-\udcff]+)", marked)):
-                raw = part.encode("utf-8", "surrogateescape")
-                tokens += spell(self.table, raw) if index % 2 else self._encode_valid(raw)
-            return tokens
-        return self._encode_valid(text)
+        tokens: list[int] = []
+        marked = text.decode("utf-8", "surrogateescape")
+        for index, part in enumerate(re.split("([\udc80-\udcff]+)", marked)):
+            raw = part.encode("utf-8", "surrogateescape")
+            tokens += spell(self.table, raw) if index % 2 else self._encode_valid(raw)
+        return tokens
 
     def _encode_valid(self, text: bytes) -> list[int]:
         if not text:

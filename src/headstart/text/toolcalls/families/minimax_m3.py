@@ -23,7 +23,6 @@ from headstart.text.toolcalls.value_rules import (
 )
 
 _NS = "]<]minimax[>["
-_TAG = re.compile(r"\s*" + re.escape(_NS) + r"<(/?)([\w.-]+)>")
 
 
 def _read_call(reader: AnswerReader, ends: Sequence[str]) -> Reading[bool]:
@@ -112,18 +111,17 @@ def _value(text: str, schema: Any, root: Mapping[str, Any], depth: int = 0) -> o
 def _children(text: str) -> list[tuple[str, str]] | None:
     """The elements of a text; None if it contains anything else."""
     found: list[tuple[str, str]] = []
-    at = 0
-    while (match := _TAG.match(text, at)) and not match[1]:
+    at, mark = 0, re.escape(_NS)
+    opening = re.compile(rf"\s*{mark}<([\w.-]+)>")
+    while match := opening.match(text, at):
         depth, end = 1, match
-        for end in re.compile(f"{re.escape(_NS)}<(/?){re.escape(match[2])}>").finditer(
-            text, match.end()
-        ):
+        for end in re.compile(f"{mark}<(/?){re.escape(match[1])}>").finditer(text, match.end()):
             depth += -1 if end[1] else 1
             if not depth:
                 break
         if depth:
             return None
-        found.append((match[2], text[match.end() : end.start()]))
+        found.append((match[1], text[match.end() : end.start()]))
         at = end.end()
     return found if not text[at:].strip() else None
 
