@@ -11,7 +11,7 @@ the cost curve, but not the outcomes: nothing that only sees the past can be exp
 "warm" has seen another text of the kind on this machine.
 
     python -m benchmarks.control_simulation [--tokens 3000]
-        [--model | --tiled | --experts | --snapshots | --hybrids | --mixed | --arrivals]
+        [--tiled | --experts | --snapshots | --hybrids | --mixed | --arrivals]
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from statistics import geometric_mean
 
 from benchmarks.lib.curves import CostCurve
 from benchmarks.lib.simulated_arrivals import ArrivalSimulation, no_drafts
-from benchmarks.lib.simulated_models import ModelSimulation
 from benchmarks.lib.simulated_rollback import auto_with, even_speeds
 from benchmarks.lib.simulated_slots import Simulation
 from benchmarks.lib.simulated_texts import (
@@ -80,28 +79,19 @@ def warmed_up(run: Simulation, curve: CostCurve | None = None) -> Controller:
     return controller
 
 
-def texts_and_machines(tokens: int, seed: int, *, has_model: bool = False) -> Iterator[Line]:
+def texts_and_machines(tokens: int, seed: int) -> Iterator[Line]:
     """Every machine, text and number of slots: off, best by hand, auto without and with experience,
     and what nobody can reach without knowing the text.
     """
     for curve, workload, num_slots in product(CURVES, WORKLOADS, (1, 4, 8)):
-        kind = ModelSimulation if has_model else Simulation
-        length = tokens // num_slots + 400
-        run = kind(workload, curve, num_slots, tokens=length, seed=seed)
-        if isinstance(run, ModelSimulation):
-            settings = product(FIXED_LENGTHS[:7], (0.0, 0.3, 0.5, 0.7))
-            fixed = {f"{k}/{p:g}": run.fixed_model(k, p).speed for k, p in settings}
-            best, speed = max(fixed.items(), key=lambda one: one[1])
-        else:
-            best, speed = by_hand(run)
-        new, experienced = warmed_up(run), warmed_up(run)
+        run = Simulation(workload, curve, num_slots, tokens=tokens // num_slots + 400, seed=seed)
+        (best, speed), new, experienced = by_hand(run), warmed_up(run), warmed_up(run)
         run.seed += 1000
         run.auto(experienced)
         run.seed = seed
         speeds = {"off": run.off().speed, "fixed": speed}
         speeds |= {"cold": run.auto(new).speed, "warm": run.auto(experienced).speed}
-        if not has_model:
-            speeds |= {"reachable": run.reachable().speed, "oracle": run.oracle().speed}
+        speeds |= {"reachable": run.reachable().speed, "oracle": run.oracle().speed}
         yield Line(f"{curve:4} {workload:9} {num_slots}", best, speeds)
 
 
@@ -194,20 +184,17 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)
     choice = parser.add_mutually_exclusive_group()
-    choice.add_argument("--model", action="store_true", help="a draft model instead of a text's")
     choice.add_argument("--arrivals", action="store_true", help="users come, wait and read")
     for rows_of in TABLES:
         flag, about = f"--{rows_of.__name__}", rows_of.__doc__
         choice.add_argument(flag, action="store_const", dest="rows", const=rows_of, help=about)
+    parser.set_defaults(rows=texts_and_machines)
     args = parser.parse_args()
     if args.arrivals:
         arrivals(args.tokens // 30, args.seed)
         return
     lines: list[Line] = []
-    rows = texts_and_machines(args.tokens, args.seed, has_model=args.model)
-    if args.rows:
-        rows = args.rows(args.tokens, args.seed)
-    for line in rows:
+    for line in args.rows(args.tokens, args.seed):
         if not lines:
             print(
                 f"tokens a second: {', '.join(line.speeds)}; best setting by hand; "

@@ -146,7 +146,7 @@ def learn(args: argparse.Namespace) -> None:
     earlier, later = split(read_texts(args.texts, model))
     later, config = latest(later, args.tests), Config(engine=EngineConfig(threads=1))
     others = split(read_texts(args.others, model))[0] if args.others else []
-    candidates, rows = Candidates.of(config, path(TARGET)), dict(CostCurve.parse(args.curve).points)
+    candidates, rows = Candidates(config, path(TARGET)), dict(CostCurve.parse(args.curve).points)
     base, _ = candidates.draft_model(path(DRAFT), later)
     models, file = Models(path(TARGET), path(DRAFT), is_demo=False), args.texts / "tuned.gguf"
     print(table_head(*HEAD))

@@ -90,7 +90,7 @@ def recorded(folder: Path) -> list[RecordedText]:
 def test_replayed_acceptance_is_live_acceptance_within_its_error(folder: Path) -> None:
     texts = recorded(folder)
     live = json.loads((folder / "live.json").read_text())
-    replayed, _ = Candidates.of(CONFIG, path(TARGET)).draft_model(path(DRAFT), texts)
+    replayed, _ = Candidates(CONFIG, path(TARGET)).draft_model(path(DRAFT), texts)
     num_drafted, num_accepted, live_drafted, live_accepted = 0, 0, 0, 0
     for text, outcomes in zip(texts, replayed, strict=True):
         found = walk(text, [outcomes], DraftRule(LENGTH), PRICES)

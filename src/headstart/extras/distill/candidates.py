@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,21 +26,17 @@ WIDTH = 8  # texts that a draft model follows at once
 SUFFIX = "suffix"
 
 
-@dataclass(frozen=True, slots=True)
 class Candidates:
     """Makes speculators for the texts of one target."""
 
-    config: Config
-    target: Model  # its vocabulary alone
-
-    @classmethod
-    def of(cls, config: Config, target: Path) -> Candidates:
+    def __init__(self, config: Config, target: Path) -> None:
         """For the target in this file.
 
         Raises:
             ModelError: it cannot be read.
         """
-        return cls(config, Model(target, EngineConfig(gpu_layers=0), vocab_only=True))
+        self.config = config
+        self.target = Model(target, EngineConfig(gpu_layers=0), vocab_only=True)
 
     def sampler(self, text: RecordedText) -> Sampler:
         """The sampler that chose the text's tokens."""

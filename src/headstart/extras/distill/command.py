@@ -148,7 +148,7 @@ class _Work:
         self.drafts = draft_files(config, listed(options.drafts), models.draft)
         texts = read_texts(folder, ModelId.of(models.target).digest, tenants)
         self.earlier, self.later = split(texts)
-        self.candidates = Candidates.of(config, models.target)
+        self.candidates = Candidates(config, models.target)
         self.facts: dict[str, Any] = {}
 
     def tell(self, lines: Iterable[str], **facts: Any) -> None:

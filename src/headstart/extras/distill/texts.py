@@ -22,6 +22,7 @@ from headstart.types.errors import ConfigError
 from headstart.types.sampling_params import LogitBias, SamplingParams
 
 FILE = "texts.sqlite"
+PIECE = 8192  # tokens that are encoded at once
 TABLES = (
     "CREATE TABLE IF NOT EXISTS texts (recorded REAL, model TEXT, tenant TEXT, prompt BLOB, "
     "answer BLOB, sampling TEXT)",
@@ -53,7 +54,11 @@ class RecordedText:
         }
         if "logit_bias" in sampling:
             sampling["logit_bias"] = list(sampling["logit_bias"].items())
-        tokens = (array("i", ids).tobytes() for ids in (self.prompt, self.answer))
+        tokens = (
+            # in pieces, between which the engine gets the interpreter
+            b"".join(array("i", ids[i : i + PIECE]).tobytes() for i in range(0, len(ids), PIECE))
+            for ids in (self.prompt, self.answer)
+        )
         return self.recorded, self.model, self.tenant, *tokens, json.dumps(sampling)
 
     @classmethod
