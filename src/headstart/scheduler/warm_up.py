@@ -53,9 +53,9 @@ class WarmUp:
         compared: Callable[[WidthClasses], object] | None = None,  # receives the classes
     ) -> None:
         self._engine, self._drafting, self._cells, self._clock = engine, drafting, cells, clock
-        self._times = DecodeTimes(clock, seconds)
+        self._timer = DecodeTimer(engine, clock, seconds)
         self._gave_way = False
-        self._tasks: list[Callable[[Timer, Interrupted], bool]] = []  # return whether they are done
+        self._tasks: list[Callable[[Interrupted], bool]] = []  # return whether they are done
         if not drafting.controller.knows_costs(min(8, engine.max_outputs)):
             self._tasks.append(self._time_decodes)
         if compared and engine.max_outputs >= max(WIDE) // 2:  # otherwise no step is that wide
@@ -68,10 +68,9 @@ class WarmUp:
 
     def go_on(self, is_interrupted: Interrupted = never) -> None:
         """Continue the measurements until a request arrives."""
-        timer = Timer(self._engine, self._clock, *self._unused())
-        timer.clear()
+        self._timer.begin(*self._unused())
         try:
-            while self._tasks and self._tasks[0](timer, is_interrupted):
+            while self._tasks and self._tasks[0](is_interrupted):
                 del self._tasks[0]
         except ContextFullError:
             log.warning("too few free cells: the cost of steps is learned from requests")
@@ -79,35 +78,35 @@ class WarmUp:
         except EngineError as error:
             log.warning("decodes are no longer timed, because one failed: %s", error)
             self._tasks.clear()
-            for cells in self._cells if mixes_states(timer.batch, self._engine) else ():
+            for cells in self._cells if mixes_states(self._timer.batch, self._engine) else ():
                 self._engine.clear(cells.seq_id)
                 cells.hold([])
         finally:
-            timer.clear()
+            self._timer.clear()
 
-    def _time_decodes(self, timer: Timer, is_interrupted: Interrupted) -> bool:
+    def _time_decodes(self, is_interrupted: Interrupted) -> bool:
+        timer = self._timer
         if not timer.fits(REFERENCE_ROWS):
             return False
-        num_known = len(self._times.samples)
-        self._times.go_on(timer, is_interrupted)
+        num_known = len(timer.samples)
+        timer.go_on(is_interrupted)
         timer.clear()
-        if len(self._times.samples) > num_known:
-            self._drafting.learn_costs(self._times.samples)
+        if len(timer.samples) > num_known:
+            self._drafting.learn_costs(timer.samples)
         self._gave_way |= (is_late := is_interrupted())
-        if self._times.is_done and not self._gave_way:  # else draft models' caches may not be empty
+        if timer.is_done and not self._gave_way:  # else draft models' caches may not be empty
             self._drafting.time_models(self._clock)
-        return self._times.is_done and not is_late
+        return timer.is_done and not is_late
 
     def _compare_widths(
         self,
         told: Callable[[WidthClasses], object],
         comparison: WidthComparison,
-        timer: Timer,
         is_interrupted: Interrupted,
     ) -> bool:
-        if not timer.fits(max(WIDE) // 2):
+        if not self._timer.fits(max(WIDE) // 2):
             return False
-        own, spare = timer.sequences[0], self._engine.padding_sequence
+        own, spare = self._timer.sequences[0], self._engine.padding_sequence
         try:
             comparison.sequences = [own]
             classes = comparison.run((SHORT,), is_interrupted)
@@ -128,8 +127,9 @@ class WarmUp:
         return sequences, engine.num_cells - sum(cells.length for cells in self._cells)
 
 
-class DecodeTimes:
-    """Times decodes of each width in ROWS, one after the other, in several rounds.
+class DecodeTimer:
+    """Times decodes of synthetic tokens, of each width in ROWS, one after the other, in several
+    rounds.
 
     A machine may be slow for seconds, so each is compared with decodes of REFERENCE_ROWS around it.
     As in real steps, the rows are spread over all sequences. They stay in the cache until the end,
@@ -137,37 +137,47 @@ class DecodeTimes:
     weights into memory.
     """
 
-    def __init__(self, clock: Callable[[], float], seconds: float) -> None:
+    def __init__(self, engine: Engine, clock: Callable[[], float], seconds: float) -> None:
         """Take at most about `seconds`."""
         self.samples: list[Sample] = []
-        self._clock, self._seconds = clock, seconds
+        self.sequences: Sequence[int] = ()
+        self.engine, self._clock, self._seconds = engine, clock, seconds
+        self.batch = Batch(engine.max_batch_tokens)
         self._turn, self._elapsed = 0, 0.0  # seconds
+        self._last_row_ms = 0.0
+
+    def begin(self, sequences: Sequence[int], num_cells: int) -> None:
+        """Use these empty sequences, and so many free cells."""
+        self.sequences, self._num_cells = sequences, num_cells
+        # a hybrid pads sequences to equal numbers of rows, at most one each
+        self._spare = len(sequences) * (self.engine.cache_kind is CacheKind.ROLLBACK)
+        self.clear()
 
     @property
     def is_done(self) -> bool:
         is_enough = self._turn >= ROUNDS * len(ROWS) and self._elapsed > QUICK * self._seconds
         return is_enough or self._turn >= MOST_ROUNDS * len(ROWS) or self._elapsed > self._seconds
 
-    def go_on(self, timer: Timer, is_interrupted: Interrupted = never) -> None:
+    def go_on(self, is_interrupted: Interrupted = never) -> None:
         """Time decodes until all are timed or a request arrives."""
         started, before = self._clock(), self._elapsed
-        timer.decode(REFERENCE_ROWS)
+        self.decode(REFERENCE_ROWS)
         decodes: list[tuple[int, int, float]] = []  # rows, context, milliseconds
-        references = [timer.decode(REFERENCE_ROWS)]
+        references = [self.decode(REFERENCE_ROWS)]
         is_filled = False
         while not self.is_done:
             rows = ROWS[self._turn % len(ROWS)]
             if self._turn >= len(ROWS) and not is_filled:
                 is_filled = True
-                if self._elapsed + timer.last_row_ms * FILL / 1000.0 < self._seconds:
-                    timer.fill()
+                if self._elapsed + self._last_row_ms * FILL / 1000.0 < self._seconds:
+                    self.fill()
             self._turn += 1
-            if timer.fits(rows):
-                context = timer.make_room(rows)
-                decodes.append((timer.num_computed(rows), context, timer.decode(rows)))
+            if self.fits(rows):
+                context = self.make_room(rows)
+                decodes.append((self.num_computed(rows), context, self.decode(rows)))
                 # the next decode uses the same references
                 is_second = len(decodes) % 2 == 0
-                references.append(timer.decode(REFERENCE_ROWS) if is_second else references[-1])
+                references.append(self.decode(REFERENCE_ROWS) if is_second else references[-1])
             self._elapsed = before + self._clock() - started
             if is_interrupted():
                 break
@@ -175,26 +185,6 @@ class DecodeTimes:
             Sample(*decode, median(references[max(0, i - 1) : i + 3]))
             for i, decode in enumerate(decodes)
         ]
-
-
-class Timer:
-    """Decodes rows of synthetic tokens."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        clock: Callable[[], float],
-        sequences: Sequence[int],
-        num_cells: int,
-    ) -> None:
-        """`sequences` are ids of empty sequences, `num_cells` is the number of free cells."""
-        self.last_row_ms = 0.0
-        self.engine, self._clock, self._num_cells = engine, clock, num_cells
-        self.batch = Batch(engine.max_batch_tokens)
-        self.sequences = sequences
-        self._lengths = [0] * len(sequences)  # tokens in the cache, by sequence
-        # a hybrid pads sequences to equal numbers of rows, at most one each
-        self._spare = len(self._lengths) * (engine.cache_kind is CacheKind.ROLLBACK)
 
     def fits(self, rows: int) -> bool:
         """Whether `rows` rows can be decoded twice, and whether a step can have that many."""
@@ -240,7 +230,7 @@ class Timer:
                 left -= min(left, count)
         self.engine.decode(self.batch)
         milliseconds = 1000.0 * (self._clock() - started)
-        self.last_row_ms = milliseconds / rows
+        self._last_row_ms = milliseconds / rows
         return milliseconds
 
     def _add(self, index: int, count: int, num_outputs: int) -> None:

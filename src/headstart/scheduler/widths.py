@@ -32,8 +32,8 @@ class _Found:
     """Results of the decodes of one width."""
 
     rows: list[bytes] = field(default_factory=list)  # their digests
-    others: set[bytes] = field(default_factory=set)  # digests of the first row, beside equal rows
-    strangers: set[bytes] = field(default_factory=set)  # the same, beside other sequences' rows
+    is_mixed: bool = False  # the first row differs beside equal rows
+    is_alone: bool = False  # the first row differs beside other sequences' rows
     ms: float = float("inf")
 
 
@@ -106,14 +106,14 @@ class WidthComparison:
             found.rows += self._decode([(own, start, tokens)], found, index * width)
         self._put(own, saved, length)
         alike = self._decode([(own, length, [self._token(length)] * width)], found)
-        found.others.add(alike[0])
+        found.is_mixed = alike[0] != found.rows[0]
         self._put(own, saved, length)
         if 2 <= width <= 1 + len(others):
             rows = [(own, length, [self._token(length)])]
             for index, seq_id in enumerate(self.sequences[1:width]):
                 rows.append((seq_id, others[index], [self._token(others[index])]))
                 others[index] += 1
-            found.strangers.add(self._decode(rows, found)[0])
+            found.is_alone = self._decode(rows, found)[0] != found.rows[0]
             self._put(own, saved, length)
         return found
 
@@ -240,11 +240,9 @@ def _refine(before: WidthClasses | None, found: dict[int, _Found], change: float
     """Classes of widths that agree here and agreed before."""
     old = {n: i for i, one in enumerate(before.classes) for n in one} if before else {}
     mixed = set(before.mixed if before else ())
-    mixed |= {n for n, one in found.items() if one.others != {one.rows[0]}}
-    # `mixed`: equal rows differ; `is_alone`: rows change beside other sequences
-    is_alone = any(
-        one.strangers - {one.rows[0]} for n, one in found.items() if n not in mixed
-    ) or bool(before and before.is_alone)
+    mixed |= {n for n, one in found.items() if one.is_mixed}
+    is_alone = any(one.is_alone for n, one in found.items() if n not in mixed)
+    is_alone |= before is not None and before.is_alone
     classes: list[list[int]] = []
     for width, one in found.items():
         if width in mixed:

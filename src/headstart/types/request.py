@@ -302,5 +302,13 @@ Event = (
     | EmbeddingEvent
     | ErrorEvent
 )
+
+
+def is_last(event: Event) -> bool:
+    """Whether no event of the request follows."""
+    is_part = isinstance(event, EmbeddingEvent) and not event.is_last
+    return not is_part and not isinstance(event, TokenEvent | PromptEvent | ProgressEvent)
+
+
 # commands that a worker accepts
 Work = Request | SlotAction | ThoughtsEnd | EmbeddingRequest | MediaQuestion

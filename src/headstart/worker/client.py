@@ -23,10 +23,8 @@ from headstart.types.request import (
     ErrorEvent,
     Event,
     FinishEvent,
-    ProgressEvent,
-    PromptEvent,
-    TokenEvent,
     Work,
+    is_last,
 )
 from headstart.types.worker import Deliver
 from headstart.worker.pipes import Cancel, Message
@@ -187,10 +185,9 @@ class WorkerClient:
         if message.loaded is not None and self.status != "restarting":  # loading has no end event
             self.on_change("loading", progress=message.loaded)
         for event in message.events:
-            is_last = not _goes_on(event)
-            if is_last:
+            if is_over := is_last(event):
                 self._note_end(event)
-            find = self._deliver.pop if is_last else self._deliver.get
+            find = self._deliver.pop if is_over else self._deliver.get
             if (deliver := find(event.request_id, None)) is not None:
                 deliver(_as_exception(event) if isinstance(event, ErrorEvent) else event)
 
@@ -262,12 +259,6 @@ class WorkerClient:
         for request_id, deliver in running.items():
             log.warning("request %s failed: %s", request_id, error)
             deliver(error)
-
-
-def _goes_on(event: Event) -> bool:
-    """Whether more events of the request follow."""
-    is_part = isinstance(event, EmbeddingEvent) and not event.is_last
-    return is_part or isinstance(event, (TokenEvent, ProgressEvent, PromptEvent))
 
 
 def _delay(number: int) -> float:

@@ -111,7 +111,7 @@ class EmbeddingQueue:
         self._clock = clock
         self._jobs: deque[_Texts] = deque()
         self._long: _Texts | None = None  # the request whose current text is split
-        self._refused: list[Event] = []  # events to be sent
+        self._events: list[Event] = []  # to be sent
 
     @property
     def has_work(self) -> bool:
@@ -163,7 +163,7 @@ class EmbeddingQueue:
         )
         for job in found:
             self._drop(job)
-            self._refused.append(error_event(job.request.request_id, QuotaError("queue", words)))
+            self._events.append(error_event(job.request.request_id, QuotaError("queue", words)))
 
     def _check(self, texts: Sequence[Sequence[int]], *, has_media: bool) -> None:
         """Check all tokens at once: thousands of texts one by one would block the loop."""
@@ -198,20 +198,21 @@ class EmbeddingQueue:
 
     def step(self, *, is_alone: bool) -> list[Event]:
         """Run one decode; returns the events. `is_alone`: no request generates."""
-        refused, self._refused = self._refused, []
-        return refused + self._step(is_alone=is_alone)
+        if self._jobs:
+            self._decode(is_alone=is_alone)
+            self._finish()
+        events, self._events = self._events, []
+        return events
 
-    def _step(self, *, is_alone: bool) -> list[Event]:
-        if not self._jobs:
-            return []
+    def _decode(self, *, is_alone: bool) -> None:
         room = self.engine.max_batch_tokens
         group = self._group(room if is_alone else min(room, FEW_TOKENS))
         if not group and not self._long:  # all decoded, but not sent
-            return self._finished()
+            return
         chunk = self._long.pending_chunk if self._long else None
         if chunk is not None and not chunk.prepare(self._long):
             chunk.wait(WAIT_SECONDS if is_alone else 0.0)
-            return self._finished()
+            return
         began = self._clock()
         try:
             num_tokens = self._read(self._long) if self._long else self._embed(group)
@@ -220,14 +221,14 @@ class EmbeddingQueue:
             failed = dict.fromkeys([self._long] if self._long else [job for job, _ in group])
             for job in failed:
                 self._drop(job)
-            return [error_event(job.request.request_id, error) for job in failed]
+                self._events.append(error_event(job.request.request_id, error))
+            return
         self._counters.embedded_tokens += num_tokens
         self._counters.prompt_tokens += num_tokens  # as in llama-server
         self._counters.prompt_seconds += self._clock() - began
         self._counters.num_decodes += 1
         if not self._long:
             self._jobs.rotate(-1)
-        return self._finished()
 
     def _group(self, room: int) -> list[tuple[_Texts, int]]:
         """Texts for one decode, from requests in turn; empty if one is split."""
@@ -273,8 +274,9 @@ class EmbeddingQueue:
             job.position, self._long = 0, None
         return len(piece)
 
-    def _finished(self) -> list[Event]:
-        events, now = list[Event](), self._clock()
+    def _finish(self) -> None:
+        """Send vectors that are complete, or enough for a message."""
+        now = self._clock()
         for job in list(self._jobs):
             is_read = job.is_taken and job is not self._long
             if not is_read and sum(one.size for one in job.vectors) < MANY_NUMBERS:
@@ -283,8 +285,7 @@ class EmbeddingQueue:
             is_last = is_read and not job.vectors
             name, num_tokens = job.request.request_id, job.request.num_tokens
             seconds = now - job.submitted
-            events.append(EmbeddingEvent(name, vectors, num_tokens, seconds, is_last))
+            self._events.append(EmbeddingEvent(name, vectors, num_tokens, seconds, is_last))
             if is_last:
                 self._drop(job)
                 self._counters.embedding_requests += 1
-        return events

@@ -26,14 +26,12 @@ from headstart.types.report import DiskReport, SlotReport, WorkerReport
 from headstart.types.request import (
     EmbeddingRequest,
     Event,
-    ProgressEvent,
-    PromptEvent,
     ReplyEvent,
     SlotAction,
     ThoughtsEnd,
-    TokenEvent,
     Work,
     error_event,
+    is_last,
 )
 from headstart.worker.pipes import Cancel, Command, Message, Stop
 from headstart.worker.request_log import PromptLog
@@ -100,8 +98,6 @@ class _PromptWriter:
 class _EventSender:
     """Sends events, and a report if one is due or a request ended."""
 
-    parts = TokenEvent, ProgressEvent, PromptEvent  # events followed by others
-
     def __init__(
         self, scheduler: Scheduler, send: Callable[[Message], None], clock: Callable[[], float]
     ) -> None:
@@ -115,9 +111,7 @@ class _EventSender:
 
     def tell(self, events: Sequence[Event]) -> None:
         now = self._clock()
-        is_due = now - self._last_report > REPORT_SECONDS or any(
-            not isinstance(event, self.parts) for event in events
-        )
+        is_due = now - self._last_report > REPORT_SECONDS or any(map(is_last, events))
         if is_due:
             self._last_report = now
         if events or is_due:

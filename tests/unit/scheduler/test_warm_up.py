@@ -20,8 +20,7 @@ from headstart.scheduler.warm_up import (
     MOST_PADDING,
     ROUNDS,
     ROWS,
-    DecodeTimes,
-    Timer,
+    DecodeTimer,
     WarmUp,
     never,
 )
@@ -40,16 +39,13 @@ def time_decodes(
     num_slots: int = 1,
     is_interrupted: Callable[[], bool] = never,
 ) -> list[Sample]:
-    times, timer = DecodeTimes(clock, seconds), a_timer(engine, clock, num_slots)
+    timer = DecodeTimer(engine, clock, seconds)
+    timer.begin(range(num_slots), engine.num_cells)
     if timer.fits(REFERENCE_ROWS):
-        times.go_on(timer, is_interrupted)
+        timer.go_on(is_interrupted)
     timer.clear()
     assert not engine.cells_used()
-    return times.samples
-
-
-def a_timer(engine: FakeEngine, clock: Callable[[], float], num_slots: int = 1) -> Timer:
-    return Timer(engine, clock, range(num_slots), engine.num_cells)
+    return timer.samples
 
 
 def ticking(seconds: float = 1e-4) -> Callable[[], float]:
@@ -117,14 +113,14 @@ def test_it_takes_little_more_time_than_it_was_given() -> None:
 @pytest.mark.parametrize("num_before", [1, 2, len(ROWS), 2 * len(ROWS) + 5])
 def test_it_goes_on_where_it_was_interrupted(num_before: int) -> None:
     engine, clock = FakeEngine(context_size=4096), ticking()
-    times = DecodeTimes(clock, 0.1)
-    timer = a_timer(engine, clock)
-    times.go_on(timer, at_look(num_before))
-    assert len(times.samples) == num_before
-    assert not times.is_done
-    times.go_on(timer)
-    assert times.is_done
-    assert [sample.rows for sample in times.samples] == list(ROWS * ROUNDS)
+    timer = DecodeTimer(engine, clock, 0.1)
+    timer.begin([0], engine.num_cells)
+    timer.go_on(at_look(num_before))
+    assert len(timer.samples) == num_before
+    assert not timer.is_done
+    timer.go_on()
+    assert timer.is_done
+    assert [sample.rows for sample in timer.samples] == list(ROWS * ROUNDS)
 
 
 def a_scheduler(
@@ -269,5 +265,7 @@ def test_draft_models_are_timed_once_and_only_before_the_first_request(
 def test_a_sample_has_the_rows_that_the_target_computes(kind: CacheKind) -> None:
     engine = Model(4)
     engine.cache_kind = kind
-    rows = [a_timer(engine, time.perf_counter, 4).num_computed(n) for n in (1, 4, 5, 7, 9)]
+    timer = DecodeTimer(engine, time.perf_counter, 1.0)
+    timer.begin(range(4), engine.num_cells)
+    rows = [timer.num_computed(n) for n in (1, 4, 5, 7, 9)]
     assert rows == ([1, 4, 8, 8, 12] if kind is CacheKind.ROLLBACK else [1, 4, 5, 7, 9])
