@@ -14,15 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from headstart.app.cli.devices import ENGINE_PARTS
-from headstart.app.cli.preset import EVERY_MODEL, read_sections
+from headstart.app.cli.preset import EVERY_MODEL, read_sections, router_keys
 from headstart.app.cli.resolve import Resolved
 from headstart.app.cli.settings import Setting, text_of
 from headstart.app.hub import Hub
 from headstart.app.hub_files import DRAFTERS
-from headstart.config.fields import listed, read_switch
+from headstart.config.fields import listed
 from headstart.gateway.router.presets import (
     CACHE,
-    DEFAULT_STOP_SECONDS,
     FOLDER,
     PRESET,
     ModelPreset,
@@ -82,8 +81,9 @@ def read_models(
         models.append(_make(name, source, texts, settings, base))
     _check_names(models)
     used: set[Path | None] = set()
-    for section in sections.values():
-        used |= _files_used(hub, every | section)
+    for name, section in sections.items():
+        if router_keys(every | section, name).dedup_cache_models:
+            used |= _files_used(hub, every | section)
     return [
         replace(one, is_hidden=one.source == CACHE and cached.get(one.name) in used)
         for one in models
@@ -140,6 +140,7 @@ def _make(
     environment: Mapping[str, str],
 ) -> ModelPreset:
     """A model from texts of settings and keys of the router."""
+    keys = router_keys(given, name)
     texts = {
         key: text
         for key, text in given.items()
@@ -163,11 +164,9 @@ def _make(
         aliases=tuple(one for one in listed(given.get("alias")) if one != name),
         tags=listed(given.get("tags")),
         ini="\n".join([f"[{name}]", *(f"{_key(k)} = {v}" for k, v in shown.items()), ""]),
-        loads_on_startup=read_switch(
-            given.get("load-on-startup", "off"), f"load-on-startup of {name}"
-        ),
-        stop_seconds=_seconds(given, "stop-timeout", name) or DEFAULT_STOP_SECONDS,
-        idle_seconds=_seconds(given, "ttl", name),
+        loads_on_startup=keys.load_on_startup,
+        stop_seconds=keys.stop_timeout,
+        idle_seconds=keys.ttl,
     )
 
 
@@ -190,9 +189,7 @@ def _without_reserved(
 
 
 def _files_used(hub: Hub, keys: Mapping[str, str]) -> set[Path | None]:
-    """Files of the cache that a preset with `dedup-cache-models` has under its own name."""
-    if not read_switch(keys.get("dedup-cache-models", "off"), "dedup-cache-models"):
-        return set()
+    """Files of the cache that a preset has under its own name."""
     found: set[Path | None] = set()
     if reference := keys.get("hf_repo"):
         found.add(hub.cached_file(reference, keys.get("hf_file")))
@@ -215,16 +212,3 @@ def _check_names(models: Sequence[ModelPreset]) -> None:
 
 def _key(name: str) -> str:
     return name.replace("_", "-")
-
-
-def _seconds(keys: Mapping[str, str], key: str, model: str) -> float | None:
-    text = keys.get(key)
-    if text is None:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 10**9:
-        raise ConfigError(f"{key} of the model {model} is {text!r} but must be seconds, as 60")
-    return seconds

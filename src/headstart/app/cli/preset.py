@@ -9,15 +9,37 @@ Source: llama.cpp tools/server/README.md, "Model presets".
 from __future__ import annotations
 
 import configparser
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from headstart.app.cli.arguments import owners, texts
-from headstart.app.cli.settings import all_settings, closest
+from headstart.app.cli.resolve import resolve
+from headstart.app.cli.settings import all_settings, closest, settings_of
+from headstart.config import option
 from headstart.types.errors import ConfigError
 
 EVERY_MODEL = "*"
-# of the router alone; ttl is ours, not llama-server's
-ROUTER_KEYS = ("load-on-startup", "stop-timeout", "dedup-cache-models", "ttl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterKeys:
+    """Keys of a model that are no flags, but for the router; `ttl` is ours, not llama-server's."""
+
+    load_on_startup: bool = option(False, "load it when the router starts")
+    stop_timeout: float = option(10.0, "seconds until it is killed", least=0, most=10**9)
+    dedup_cache_models: bool = option(False, "do not list the cached model that it uses")
+    ttl: float | None = option(None, "seconds without a request", least=0, most=10**9)
+
+
+def router_keys(texts: Mapping[str, str], model: str) -> RouterKeys:
+    """The keys for the router among the texts of a model.
+
+    Raises:
+        ConfigError: one has a value that cannot work.
+    """
+    given = {name: (text, f"preset of {model}") for name, text in texts.items()}
+    return resolve(settings_of(RouterKeys), [given]).own(RouterKeys)
 
 
 def read_preset(file: Path) -> dict[str, str]:
@@ -39,17 +61,17 @@ def read_preset(file: Path) -> dict[str, str]:
 
 
 def read_sections(file: Path) -> dict[str, dict[str, str]]:
-    """Section -> text by setting and by key of the router, [*] among them, as in the file.
+    """Section -> text by setting and by field of `RouterKeys`, [*] among them, as in the file.
 
     Raises:
         ConfigError: an unreadable file, or a flag that is unknown or refused.
     """
     found: dict[str, dict[str, str]] = {}
-    known = owners(all_settings())
+    known = owners([*all_settings(), *settings_of(RouterKeys)])
     for section, keys in _sections(file).items():
-        found[section] = {key: value for key, value in keys.items() if key in ROUTER_KEYS}
+        found[section] = {}
         for key, text in keys.items():
-            if key in (*ROUTER_KEYS, "version"):
+            if key == "version":
                 continue
             name = next((one for one in (f"--{key}", f"-{key}", key) if one in known), None)
             if name is None:

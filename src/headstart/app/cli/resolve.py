@@ -107,7 +107,7 @@ def _called(setting: Setting, origin: str) -> str:
     kind, _, variable = origin.partition(" ")
     if kind == "environment":
         return variable
-    return setting.flag if kind == "flag" else f"{setting.name} in the {origin}"
+    return setting.flag if kind == "flag" else f"{setting.flag[2:]} in the {origin}"
 
 
 def from_file(file: Path, settings: Iterable[Setting]) -> dict[str, Given]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 PRESET, FOLDER, CACHE = "preset", "models_dir", "cache"  # source of a model
-DEFAULT_STOP_SECONDS = 10.0
 MAIN = "main memory"
 # of a model's processes besides what its engine takes: two interpreters with what they import
 PROCESS_BYTES = 300 * 2**20
@@ -26,7 +25,7 @@ class ModelPreset:
     tags: tuple[str, ...] = ()
     ini: str = ""  # its settings, as a preset has them
     loads_on_startup: bool = False
-    stop_seconds: float = DEFAULT_STOP_SECONDS  # from the stop request until it is killed
+    stop_seconds: float = 10.0  # from the stop request until it is killed
     idle_seconds: float | None = None  # after which it is unloaded
     # not listed, but answers to its name; needs no other process, so no other preset
     is_hidden: bool = field(default=False, compare=False)
