@@ -147,12 +147,13 @@ def _make(
         if text and key in settings and not settings[key].for_router
     }
     for key, text in texts.items():
-        settings[key].read(text, f"{_key(key)} of the model {name}")
+        settings[key].read(text, f"{settings[key].flag[2:]} of the model {name}")
     hidden = [
         key for key in texts if settings[key].option.is_secret or settings[key].option.is_pair
     ]
-    shown = {key: text for key, text in texts.items() if key not in hidden}
-    arguments = {key: _argument(settings[key], text) for key, text in shown.items()}
+    arguments = {
+        key: f"{settings[key].flag}={text}" for key, text in texts.items() if key not in hidden
+    }
     return ModelPreset(
         name=name,
         source=source,
@@ -163,18 +164,10 @@ def _make(
         environment={**environment, **{settings[k].environment_name: texts[k] for k in hidden}},
         aliases=tuple(one for one in listed(given.get("alias")) if one != name),
         tags=listed(given.get("tags")),
-        ini="\n".join([f"[{name}]", *(f"{_key(k)} = {v}" for k, v in shown.items()), ""]),
         loads_on_startup=keys.load_on_startup,
         stop_seconds=keys.stop_timeout,
         idle_seconds=keys.ttl,
     )
-
-
-def _argument(setting: Setting, text: str) -> str:
-    if setting.kind is not bool:
-        return f"{setting.flag}={text}"
-    is_on = setting.read(text, setting.flag)
-    return setting.flag if is_on else setting.flag.replace("--", "--no-", 1)
 
 
 def _without_reserved(
@@ -208,7 +201,3 @@ def _check_names(models: Sequence[ModelPreset]) -> None:
                     f"alias {alias!r} of the model {one.name} is {owners[alias]}'s already; choose "
                     "another"
                 )
-
-
-def _key(name: str) -> str:
-    return name.replace("_", "-")

@@ -18,17 +18,22 @@ class ModelPreset:
 
     name: str  # empty: the server's own choice
     source: str
-    arguments: tuple[str, ...]  # of headstart serve
+    arguments: tuple[str, ...] = ()  # of headstart serve, as --name=text
     engine_arguments: tuple[str, ...] = ()  # those that headstart devices accepts
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)  # secrets among them
     aliases: tuple[str, ...] = ()  # further names of it
     tags: tuple[str, ...] = ()
-    ini: str = ""  # its settings, as a preset has them
     loads_on_startup: bool = False
     stop_seconds: float = 10.0  # from the stop request until it is killed
     idle_seconds: float | None = None  # after which it is unloaded
     # not listed, but answers to its name; needs no other process, so no other preset
     is_hidden: bool = field(default=False, compare=False)
+
+    @property
+    def ini(self) -> str:
+        """Its settings, as a preset has them."""
+        lines = (one.removeprefix("--").replace("=", " = ", 1) for one in self.arguments)
+        return "\n".join([f"[{self.name}]", *lines, ""])
 
 
 @dataclass(frozen=True, slots=True)

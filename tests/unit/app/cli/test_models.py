@@ -120,7 +120,7 @@ def test_the_cache_of_the_hub_is_listed_as_llama_server_lists_it(environment) ->
     found = models(environment, "--models-max", "1")
     assert sorted(found) == ["org/one:Q4_K_M", "org/one:Q8_0", "org/two:F16"]
     assert found["org/two:F16"].source == CACHE
-    assert {"--hf-repo=org/two:F16", "--offline"} <= set(found["org/two:F16"].arguments)
+    assert {"--hf-repo=org/two:F16", "--offline=on"} <= set(found["org/two:F16"].arguments)
 
 
 def test_the_command_line_beats_the_model_which_beats_all_models(tmp_path, environment) -> None:
@@ -140,7 +140,7 @@ def test_the_command_line_beats_the_model_which_beats_all_models(tmp_path, envir
 def test_keys_are_flags_short_forms_or_names_of_the_environment(tmp_path, environment) -> None:
     text = "[m]\nm = m.gguf\nLLAMA_ARG_CTX_SIZE = 512\nno-mmap = true\njinja = true\nngl = 3\n"
     arguments = models(environment, preset(tmp_path, text))["m"].arguments
-    assert set(arguments) == {"--model=m.gguf", "--context=512", "--no-mmap", "--gpu-layers=3"}
+    assert set(arguments) == {"--model=m.gguf", "--context=512", "--mmap=off", "--gpu-layers=3"}
 
 
 @pytest.mark.parametrize("key", ["load-on-startup", "no-mmap", "jinja", "mmap"])
@@ -168,7 +168,7 @@ def test_a_section_adds_to_the_model_of_its_name(tmp_path, environment) -> None:
     found = models(environment, preset(tmp_path, text), "--models-dir", str(tmp_path / "dir"))
     assert found["a"].arguments == (f"--model={tmp_path}/dir/a.gguf", "--context=512")
     assert set(found["org/one:Q8_0"].arguments) == {
-        "--hf-repo=org/one:Q8_0", "--offline", "--context=256",
+        "--hf-repo=org/one:Q8_0", "--offline=on", "--context=256",
     }  # fmt: skip
     assert set(found["org/other:Q4_0"].arguments) == {"--hf-repo=org/other:Q4_0", "--context=128"}
 

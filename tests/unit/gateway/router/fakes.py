@@ -16,7 +16,7 @@ from headstart.types.errors import ModelError
 
 
 def preset(name: str, **more) -> ModelPreset:
-    return ModelPreset(name=name, source="preset", arguments=(), **more)
+    return ModelPreset(name=name, source="preset", **more)
 
 
 class FakeChild(ChildProcess):

@@ -269,9 +269,9 @@ async def test_a_model_that_nobody_used_for_its_time_to_live_is_unloaded(childre
 async def test_a_reload_unloads_what_has_changed_and_forgets_what_is_gone(children) -> None:
     pool = pool_of(children, "a", "b", "c")
     await use(pool, *"abc")
-    await pool.reload([preset("a"), preset("b", ini="x"), preset("d")])
+    await pool.reload([preset("a"), preset("b", arguments=("--x=1",)), preset("d")])
     assert (set(pool.models), loaded(pool)) == ({"a", "b", "d"}, {"a"})
-    assert pool.models["b"].preset.ini == "x"
+    assert pool.models["b"].preset.ini == "[b]\nx = 1\n"
 
 
 async def test_events_tell_what_happens(children) -> None:
