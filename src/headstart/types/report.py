@@ -116,6 +116,11 @@ class SpeculatorReport:
     failure: str = ""  # why it was switched off
     details: Mapping[str, Any] = field(default_factory=dict)  # its own `describe()`
 
+    @property
+    def has_failed(self) -> bool:
+        """Read by server/metrics.txt."""
+        return bool(self.failure)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskReport:
