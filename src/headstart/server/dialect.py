@@ -85,33 +85,26 @@ class Choice:
         """Add an event and return its piece, whose text may lag behind its tokens."""
         match event:
             case TokenEvent():
-                return self._add(event)
+                if self._first_token_at is None:
+                    self._first_token_at = time.monotonic()
+                self.tokens += event.tokens
+                self.slot_id = event.slot_id
+                self.logprobs += event.logprobs
+                text = self._decoder.decode(event.text)
+                self._parts.append(text)
+                emissions = [] if event.step is None else [(len(self.emissions), event)]
+                self.emissions += emissions
+                return Piece(text, event.tokens, event.logprobs, emissions, self._read(text))
             case FinishEvent():
-                return self._end(event)
+                self.finish = event
+                rest = self._decoder.decode(b"", final=True)  # of an incomplete character
+                self.text = "".join(self._parts) + rest
+                return Piece(rest, events=self._read(rest))
             case PromptEvent():
                 self.prompt_logprobs += event.logprobs
             case ProgressEvent():
                 self.progress = event
         return Piece()
-
-    def _add(self, event: TokenEvent) -> Piece:
-        if self._first_token_at is None:
-            self._first_token_at = time.monotonic()
-        self.tokens += event.tokens
-        self.slot_id = event.slot_id
-        self.logprobs += event.logprobs
-        text = self._decoder.decode(event.text)
-        self._parts.append(text)
-        emissions = [] if event.step is None else [(len(self.emissions), event)]
-        self.emissions += emissions
-        return Piece(text, event.tokens, event.logprobs, emissions, self._read(text))
-
-    def _end(self, event: FinishEvent) -> Piece:
-        """Finish; the piece holds the rest of an incomplete character."""
-        self.finish = event
-        rest = self._decoder.decode(b"", final=True)
-        self.text = "".join(self._parts) + rest
-        return Piece(rest, events=self._read(rest))
 
     def _read(self, text: str) -> Sequence[AnswerEvent]:
         """Add to the message; calls without an id of the model's own get one."""
