@@ -110,7 +110,6 @@ class AutoModel(Learner):
         self.has_texts = has_texts
         self.num_drafts = 0
         controller.trust_scores("model")
-        controller.trust_scores(with_gap("model"))
         plain, model = simulation.cost(1), simulation.model
         controller.learn_draft_costs("model", model.round_share * plain, model.read_share * plain)
 

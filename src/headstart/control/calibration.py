@@ -32,7 +32,7 @@ from itertools import repeat
 from math import exp
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headstart.control.values import FADE, WEIGHT
+from headstart.control.values import FADE, WEIGHT, constrained, with_gap
 
 if TYPE_CHECKING:
     from headstart.scheduler.step import Offer, StepRecord
@@ -183,8 +183,12 @@ class Calibration:
         self._followed: dict[int, dict[str, tuple[Offer, list[int], int]]] = {}
 
     def trust_scores(self, speculator: str) -> None:
-        """Treat this speculator's scores as probabilities until counts show otherwise."""
-        self.tables[speculator].is_probability = True
+        """Treat this speculator's scores as probabilities until counts show otherwise; also of text
+        that it skips a part of, and of constrained text.
+        """
+        for name in (speculator, with_gap(speculator)):
+            for one in (name, constrained(name)):
+                self.tables[one].is_probability = True
 
     def survival(
         self, speculator: str, confidence: Sequence[float], number: int, tokens: Sequence[int] = ()

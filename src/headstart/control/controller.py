@@ -190,6 +190,6 @@ class Controller:
             return f"it is of another version of Headstart ({error!r}); control starts over"
         for speculator, table in self._calibration.tables.items():
             if table.is_probability:
-                fresh.trust_scores(speculator)
+                fresh._calibration.tables[speculator].is_probability = True
         self.__dict__.update(fresh.__dict__)
         return ""

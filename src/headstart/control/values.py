@@ -32,6 +32,12 @@ def with_gap(speculator: str) -> str:
     return f"{speculator}+gap"
 
 
+@cache
+def constrained(speculator: str) -> str:
+    """The name under which control tracks a speculator in constrained text."""
+    return f"{speculator}+grammar"
+
+
 @dataclass(slots=True)
 class Step:
     """The batch being planned, before any draft row is added."""

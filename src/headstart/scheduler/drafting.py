@@ -18,7 +18,7 @@ from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.cost import Sample
 from headstart.control.state import StateFile
-from headstart.control.values import AskedAnswer, DraftCall, Step, with_gap
+from headstart.control.values import AskedAnswer, DraftCall, Step
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.model_drafting import ask_models
 from headstart.scheduler.offers import (
@@ -27,7 +27,6 @@ from headstart.scheduler.offers import (
     askable,
     candidate,
     consider,
-    constrained_name,
 )
 from headstart.scheduler.policy import Policy, check_wishes, make_policy
 from headstart.scheduler.sequence import Sequence
@@ -82,12 +81,7 @@ class Drafting:
         self._begun: dict[int, Sequence] = {}  # by number, those that speculators have begun
         for speculator in everyone:
             if speculator.speculator.scores_are_probabilities:
-                names = [speculator.name]
-                if speculator.is_model:
-                    names.append(with_gap(speculator.name))
-                for name in names:
-                    controller.trust_scores(name)
-                    controller.trust_scores(constrained_name(name))
+                controller.trust_scores(speculator.name)
 
     def policy(self, params: SpeculativeParams) -> Policy:
         """Merge a request's parameters with the server's settings.

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headstart.control.controller import Controller
-from headstart.control.values import with_gap
+from headstart.control.values import constrained, with_gap
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
 from headstart.scheduler.step import Offer, SequencePlan
 from headstart.structures.prefix import common_prefix_length
@@ -114,12 +114,7 @@ def control_name(answer: SequencePlan, speculator: str) -> str:
         speculator = with_gap(speculator)
     legality = answer.sequence.text.legality
     is_constrained = legality is not None and legality.is_active
-    return constrained_name(speculator) if is_constrained else speculator
-
-
-def constrained_name(speculator: str) -> str:
-    """The name under which control tracks a speculator in constrained text."""
-    return f"{speculator}+{GRAMMAR}"
+    return constrained(speculator) if is_constrained else speculator
 
 
 def splice(
