@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from headstart.speculators.base import Speculator
 from headstart.speculators.target_states import TargetStates
-from headstart.types import ContextFullError, DecodedStates
+from headstart.types import Batch, ContextFullError, DecodedStates
 from headstart.types.state_batch import DraftContext, StateBatch
 
 CONTEXT_FULL = "draft context full"
@@ -206,18 +206,16 @@ class FollowingSpeculator(Speculator):
     def _decode_added(self, added: list[tuple[TargetStates, int]], head: int) -> None:
         """Decode the batch of verified rows, and record up to where they are in the caches."""
         if self._rows.num_rows:
-            self.context.decode(self._rows)
-            self.num_decoded += self._rows.num_rows
+            self.decode(self._rows)
             self._rows.clear()
         for states, end in added:
             states.read[head] = states.held[head] = end
         added.clear()
 
-    def decode(self) -> NDArray[np.float32]:
-        """Decode the batch; returns its logits."""
-        logits = self.context.decode(self.batch)
-        self.num_decoded += self.batch.num_rows
-        return logits
+    def decode(self, batch: Batch) -> NDArray[np.float32]:
+        """Decode a batch; returns its logits."""
+        self.num_decoded += batch.num_rows
+        return self.context.decode(batch)
 
     def cut(self, seq_id: int) -> None:
         """Drop rows of drafts, and of texts that continued differently, from the caches."""

@@ -159,7 +159,7 @@ class StateSpeculator(FollowingSpeculator):
         else:
             self._add_next(drafts)
             ends = [*range(1, 1 + len(drafts))]
-        logits = self.decode()
+        logits = self.decode(batch)
         rows = self.context.outputs()
         going = []
         for draft, end in zip(drafts, ends, strict=True):

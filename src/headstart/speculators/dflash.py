@@ -68,8 +68,7 @@ class DflashSpeculator(StateSpeculator):
             start = draft.states.length + 1
             self._block.add(draft.seq_id, start, [draft.newest, *masks], size)
             draft.states.held[0] = start + size
-        logits = self.context.decode(self._block)
-        self.num_decoded += self._block.num_rows
+        logits = self.decode(self._block)
         return logits, self.context.outputs() if self.blocks.has_confidence else logits[:0]
 
     def _draft_nothing(self) -> None:
