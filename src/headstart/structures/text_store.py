@@ -33,10 +33,6 @@ StoredText = tuple[int, bytes, "array[int]"]
 """A text in the file: its row, the 16 bytes of its namespace, and its tokens."""
 
 
-class _DamageError(Exception):
-    """The file's contents are damaged."""
-
-
 class TextStore:
     """An open file. `texts` has its initial contents, oldest first; the reader consumes them.
 
@@ -59,12 +55,9 @@ class TextStore:
         try:
             self._hold(patience_seconds)
             self._read_texts()
-        except (sqlite3.DatabaseError, _DamageError) as error:
-            is_damaged = isinstance(error, _DamageError) or _code(error) in (
-                sqlite3.SQLITE_CORRUPT,
-                sqlite3.SQLITE_NOTADB,
-            )
-            if not is_damaged:
+        except (sqlite3.DatabaseError, ValueError) as error:
+            codes = sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB
+            if isinstance(error, sqlite3.DatabaseError) and _code(error) not in codes:
                 self.close()
                 raise self._unusable(error) from error
             self._begin_anew()
@@ -127,7 +120,7 @@ class TextStore:
         """Read all texts, up to damage.
 
         Raises:
-            _DamageError, sqlite3.DatabaseError: there is damage, or the disk failed.
+            ValueError, sqlite3.DatabaseError: there is damage, or the disk failed.
             ModelError: it belongs to another vocabulary or is not a corpus.
         """
         if not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
@@ -144,15 +137,15 @@ class TextStore:
             )
         for row, namespace, data, checksum in self._db.execute("SELECT * FROM texts ORDER BY id"):
             if not isinstance(data, bytes) or crc32(data, crc32(namespace)) != checksum:
-                raise _DamageError(f"text {row} is not what was written")
+                raise ValueError(f"text {row} is not what was written")
             tokens = array("i")
             tokens.frombytes(data)
             if not tokens or not 0 <= min(tokens) <= max(tokens) < self._vocabulary.size:
-                raise _DamageError(f"text {row} has tokens of another vocabulary")
+                raise ValueError(f"text {row} has tokens of another vocabulary")
             self.texts.append((row, namespace, tokens))
         (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
-            raise _DamageError(found)
+            raise ValueError(found)
 
     def _make_tables(self) -> None:
         with self._db:
