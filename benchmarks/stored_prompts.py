@@ -33,7 +33,7 @@ from typing import Any
 from headstart.app.assemble import Models, build_scheduler
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.extras.bench.client import HEADSTART, Client, running
-from headstart.scheduler.disk_cache import DiskCache, DiskPlace
+from headstart.scheduler.disk_cache import DiskCache
 from headstart.scheduler.offloading import BLOCK
 from headstart.scheduler.prompt_store import StoredBlock, StoredPrompt
 from headstart.scheduler.scheduler import Scheduler
@@ -84,12 +84,12 @@ def open_scheduler(model: Path, context: int, **limits: Any) -> Scheduler:
 
 def look_up(folder: Path, count: int, length: int) -> None:
     """List so many prompts of so many tokens, and find each."""
-    place = DiskPlace(folder, 2**50, "model", "", "m")
-    first = DiskCache(place)
+    named = {"name": "m", "identity": "model", "drafters": ""}
+    first = DiskCache(folder, 2**50, **named)
     first.finish(10.0)
     texts = fill(first, count, length, 1 << 20)
     began = time.perf_counter()
-    disk = DiskCache(place)
+    disk = DiskCache(folder, 2**50, **named)
     made = time.perf_counter() - began
     disk.begin()
     busy = disk._writer.submit(time.thread_time).result()
@@ -113,8 +113,8 @@ def fill(disk: DiskCache, count: int, length: int, num_bytes: int) -> list[array
     disk._own.mkdir(parents=True, exist_ok=True)
     texts = [array("i", [n, *range(n, n + length - 1)]) for n in range(count)]
     for text in texts:
-        for file, head, caches in disk._files_of(in_blocks(text, b"")):
-            write_prompt(file.path, head, caches)
+        for file, tokens, caches in disk._files_of(in_blocks(text, b"")):
+            write_prompt(file.path, tokens, caches)
             os.truncate(file.path, num_bytes)
     return texts
 
@@ -126,7 +126,7 @@ def start(folder: Path, model: Path, rounds: int) -> None:
     kept = ["--cache-disk", "100", "--cache-disk-path", str(full)]
     with running([*command, *kept], folder / "log") as client:
         first_token(client, [5] * 64)  # names the folder of this model
-    disk = DiskCache(DiskPlace(full, 2**50, "", "", ""))
+    disk = DiskCache(full, 2**50, name="", identity="", drafters="")
     disk.finish(10.0)
     (disk._own,) = full.iterdir()
     fill(disk, 128, 4096, 2 << 20)

@@ -72,7 +72,7 @@ def open_disk(config: Config, models: Models, target: Target, drafter: Any) -> D
     """
     from headstart.app.loading import only_embeds
     from headstart.engine import library
-    from headstart.scheduler.disk_cache import DiskCache, DiskPlace
+    from headstart.scheduler.disk_cache import DiskCache
 
     scheduler = config.scheduler
     if not scheduler.cache_disk or only_embeds(config, models.target):
@@ -85,21 +85,21 @@ def open_disk(config: Config, models: Models, target: Target, drafter: Any) -> D
     streams = scheduler.parallel if engine.has_own_caches else 1  # a state names their number
     facts = [ModelId.of(models.drafter.path).digest] if models.drafter else []
     facts += [*models.types, own, repr(config.draft_engine), *_rotation(drafter)]
-    place = DiskPlace(
-        folder=prompts_folder(scheduler),
-        max_bytes=scheduler.cache_disk << 20,
-        identity="\0".join((digest, library.version(), str(streams), own, *_rotation(engine))),
-        drafters=hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16],
-        name=models.target.stem,
-    )
+    folder = prompts_folder(scheduler)
     log.info(
         "prompts and answers%s are kept in %s, %d MiB at most, and outlive the server; start with "
         "--cache-disk 0 to keep none",
         "" if scheduler.cache_prompt else " of requests with cache_prompt",
-        place.folder,
+        folder,
         scheduler.cache_disk,
     )
-    return DiskCache(place)
+    return DiskCache(
+        folder,
+        scheduler.cache_disk << 20,
+        name=models.target.stem,
+        identity="\0".join((digest, library.version(), str(streams), own, *_rotation(engine))),
+        drafters=hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16],
+    )
 
 
 def _rotation(engine: Any) -> tuple[str, ...]:

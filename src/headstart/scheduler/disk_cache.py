@@ -27,17 +27,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from shutil import disk_usage
 from typing import Any
 
 from headstart.scheduler.prompt_store import StoredBlock, StoredPrompt
-from headstart.structures.checkpoints import Data, unpack
+from headstart.structures.checkpoints import Data
 from headstart.structures.prompt_files import (
     SUFFIX,
-    PromptHead,
     PromptIndex,
     StoredFile,
     key_of,
@@ -55,51 +54,43 @@ log = logging.getLogger(__name__)
 MAX_WAITING_BYTES = 1 << 30  # of prompts waiting to be written, if several; others are refused
 LEAST_FREE = 1 << 30  # bytes of disk space that are left free
 LOOK_SECONDS = 10.0  # between listings of the folder while there is room: others may use it
-LATE_SECONDS = 5.0  # for the first listing, or to read a prompt; requests then go on without it
 RETRY_SECONDS = 60.0  # after a file could not be written
 _TARGET = "target"  # key of the target's cache among the caches in a file
-_SECONDS_PER_BYTE, _RATE = 1e-9, 0.3  # of reading: prior, and rate of the moving average
-
-
-@dataclass(frozen=True, slots=True)
-class DiskPlace:
-    """Where prompts are kept, and what their validity depends on."""
-
-    folder: Path
-    max_bytes: int
-    identity: str  # of the model and its settings; its digest names the folder
-    drafters: str  # of draft models and their settings; only their caches depend on it
-    name: str  # of the model, readable
+# speed of copies, from the disk and to the cache: prior, and rate of the moving average
+SECONDS_PER_BYTE, SPEED_RATE = 1e-9, 0.3
 
 
 class DiskCache:
     """The files of one model and one set of settings, in a folder that servers may share."""
 
-    def __init__(self, place: DiskPlace) -> None:
-        self._place = place
-        digest = hashlib.sha256(place.identity.encode()).hexdigest()[:16]
-        self._own = place.folder / f"{place.name}-{digest}"
+    def __init__(
+        self, folder: Path, max_bytes: int, *, name: str, identity: str, drafters: str
+    ) -> None:
+        """`max_bytes`: of the folder. All that is stored depends on `identity`, which says what the
+        model and its settings are; the caches of draft models on `drafters` too.
+        """
+        self._folder, self._max_bytes, self._drafters = folder, max_bytes, drafters
+        self._own = folder / f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
         self.index = PromptIndex()
-        self._lock = threading.Lock()  # guards the fields below
+        self._lock = threading.Lock()  # guards the two fields below
         self.waiting: dict[str, int] = {}  # bytes of prompts to be written, by key
-        self._counts = DiskReport(folder=str(place.folder), max_bytes=place.max_bytes)
         self._loading: dict[str, Future[StoredPrompt | None]] = {}
+        self._counts = Counter[str]()  # of `DiskReport`; each is written by one thread
         self.is_over = threading.Event()  # no decodes to pause for
         self._too_old: dict[str, float] = {}  # by owner: prompts used before lack room
         self.failure = ""  # why nothing can be written; logged once
-        self.retry_at = 0.0  # nothing is written before
+        self._most_bytes, self.retry_at = 0, 0.0  # no larger prompt is written before
         # of the whole folder, as the writer last saw it, by owner: bytes, and evictable files, the
         # least recently used last
         self._held: Counter[str] = Counter()
         self._by_age: defaultdict[str, list[tuple[float, int, StoredFile]]] = defaultdict(list)
         self._look_at = 0.0  # when to list the folder again
         self._worked = 0.0  # seconds of the writer's thread up to its last pause
-        self._seconds_per_byte = _SECONDS_PER_BYTE
+        self._seconds_per_byte = SECONDS_PER_BYTE
         self._writer = low_priority_threads("disk-writer")
         self._reader = ThreadPoolExecutor(1, "headstart-disk-reader", use_any_core)
         self._unread = TenantQueue[tuple[Future[StoredPrompt | None], str, Sequence[StoredFile]]]()
         self._listed: Future[Any] | None = None
-        self._late_at = 0.0  # deadline for the listing; 0 once the warning was logged
 
     def begin(self) -> Future[Any]:
         """Start listing the folder, once. Called after the server is ready, because a listing is
@@ -107,18 +98,12 @@ class DiskCache:
         """
         if self._listed is None:
             self._listed = self._writer.submit(self._look)
-            self._late_at = time.monotonic() + LATE_SECONDS
         return self._listed
 
-    def warn_if_late(self) -> bool:
-        """Whether listing the folder has timed out, which is logged once. Requests then proceed
-        without it.
-        """
-        is_late = time.monotonic() >= self._late_at
-        if is_late and self._late_at:
-            folder, self._late_at = self._place.folder, 0.0
-            log.warning("listing %s takes long; until then prompts are processed again", folder)
-        return is_late
+    @property
+    def most_bytes(self) -> int:
+        """Size of the largest prompt to be written; 0 while the disk fails."""
+        return self._most_bytes if time.monotonic() < self.retry_at else self._max_bytes
 
     def knows(self, namespace: str, tokens: array[int]) -> bool:
         """Whether all of these tokens are stored, or queued to be written."""
@@ -130,18 +115,17 @@ class DiskCache:
         return sum(file.num_bytes for file in files) * self._seconds_per_byte
 
     def put(self, prompt: StoredPrompt) -> bool:
-        """Write a prompt in the background. Returns False if it is private or known, if all files
-        were used later, or if the queue is full.
+        """Write a prompt in the background. Returns False if it is private, known or too large, if
+        all files were used later, or if the queue is full.
         """
         num_bytes = prompt.num_bytes
         is_too_old = prompt.last_used <= self._too_old.get(owner_of(prompt.namespace), 0.0)
-        is_refused = prompt.is_private or is_too_old or num_bytes > self._place.max_bytes
+        is_refused = prompt.is_private or is_too_old or num_bytes > self.most_bytes
         if is_refused or self.knows(prompt.namespace, prompt.tokens):
             return False
         key = key_of(root_of(prompt.namespace), prompt.tokens)
         with self._lock:
-            is_full = sum(self.waiting.values()) + num_bytes > MAX_WAITING_BYTES
-            if (self.waiting and is_full) or time.monotonic() < self.retry_at:
+            if self.waiting and sum(self.waiting.values()) + num_bytes > MAX_WAITING_BYTES:
                 return False
             self.waiting[key] = num_bytes
         self._writer.submit(self._write, key, prompt)
@@ -178,10 +162,13 @@ class DiskCache:
 
     def report(self) -> DiskReport:
         """Counts of stored, written and restored prompts."""
-        with self._lock:
-            return replace(
-                self._counts, num_prompts=self.index.num_texts, num_bytes=self.index.num_bytes
-            )
+        return DiskReport(
+            folder=str(self._folder),
+            max_bytes=self._max_bytes,
+            num_prompts=self.index.num_texts,
+            num_bytes=self.index.num_bytes,
+            **self._counts,
+        )
 
     def finish(self, seconds: float, held: Iterable[tuple[str, array[int]]] = ()) -> None:
         """Write what is queued, for at most `seconds`; logs how much of that and `held` is lost."""
@@ -196,27 +183,27 @@ class DiskCache:
     def _write(self, key: str, prompt: StoredPrompt) -> None:
         try:
             self._own.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts are private
-            missing, used = list[tuple[StoredFile, PromptHead, list[Data]]](), prompt.last_used
-            for file, head, caches in self._files_of(prompt):
+            missing: list[tuple[StoredFile, array[int], dict[str, Data]]] = []
+            used = prompt.last_used
+            for file, tokens, caches in self._files_of(prompt):
                 if there := self.index.same_text(file):
                     try:
                         os.utime(there.path, (used, used))
                         continue
                     except FileNotFoundError:  # removed by another server or by the user
                         self.index.remove(there)
-                missing.append((file, head, caches))
+                missing.append((file, tokens, caches))
             if not self._make_room(prompt, sum(file.num_bytes for file, _, _ in missing)):
                 return
-            for file, head, caches in missing:
-                write_prompt(file.path, head, caches, self._rest)
+            for file, tokens, caches in missing:
+                write_prompt(file.path, tokens, caches, self._rest)
                 with suppress(FileNotFoundError):  # already removed again
                     os.utime(file.path, (used, used))
                     num_bytes = file.path.stat().st_size
                     self._held[file.owner] += num_bytes - file.num_bytes
                     self.index.add(replace(file, num_bytes=num_bytes))
             self._drop_shorter(prompt)
-            with self._lock:
-                self._counts = replace(self._counts, num_written=self._counts.num_written + 1)
+            self._counts["num_written"] += 1
             self.failure = ""
         except (OSError, MemoryError) as error:
             self._fail(f"{self._own}: {error}")
@@ -229,14 +216,16 @@ class DiskCache:
         self.is_over.wait(40.0 * (time.thread_time() - self._worked))
         self._worked = time.thread_time()
 
-    def _files_of(self, prompt: StoredPrompt) -> list[tuple[StoredFile, PromptHead, list[Data]]]:
+    def _files_of(
+        self, prompt: StoredPrompt
+    ) -> list[tuple[StoredFile, array[int], dict[str, Data]]]:
         """Names and contents of a prompt's files, in order.
 
         Only the file that may contain the end of the prompt records its length, so that
         conversations of any length share their prefix.
         """
         parent, owner = root_of(prompt.namespace), owner_of(prompt.namespace)
-        made = list[tuple[StoredFile, PromptHead, list[Data]]]()
+        made: list[tuple[StoredFile, array[int], dict[str, Data]]] = []
         for block in prompt.blocks:
             tokens = prompt.tokens[block.start : block.end]
             keys = {
@@ -244,13 +233,11 @@ class DiskCache:
             }
             caches, num_prompt = {_TARGET: block.data}, min(prompt.num_prompt, block.end)
             if block is prompt.blocks[-1]:
-                drafters = self._place.drafters
-                caches |= {f"{name} {drafters}": data for name, data in prompt.others.items()}
-            sizes = {name: len(data) for name, data in caches.items()}
-            own = self._place.identity, prompt.namespace, block.start
-            head = PromptHead(*own, tokens, num_prompt, sizes)
+                others = prompt.others.items()
+                caches |= {f"{name} {self._drafters}": data for name, data in others}
             path = self._own / StoredFile.name(owner, parent, num_prompt, keys)
-            made.append((StoredFile.of(path, sum(sizes.values())), head, list(caches.values())))
+            num_bytes = sum(map(len, caches.values()))
+            made.append((StoredFile.of(path, num_bytes), tokens, caches))
             parent = keys[block.end]
         return made
 
@@ -278,13 +265,12 @@ class DiskCache:
         started, num_bytes = time.perf_counter(), 0
         with self._lock:  # later requests with this prefix find it in main memory
             self._loading.pop(files[-1].path.stem, None)
-        text, blocks, num_prompt = array("i"), list[StoredBlock](), 0
-        parent, others = root_of(namespace), dict[str, Data]()
+        text, blocks, others = array("i"), list[StoredBlock](), dict[str, Data]()
+        parent = root_of(namespace)
         for file in files:
             try:
-                head, caches = read_prompt(file.path)
-                own = (self._place.identity, namespace, len(text), file.keys[file.length])
-                if (head.identity, head.namespace, head.start, key_of(parent, head.tokens)) != own:
+                tokens, caches = read_prompt(file.path)
+                if key_of(parent, tokens) != file.keys[file.length]:
                     raise ValueError("it is another prompt's")
                 os.utime(file.path)
                 blocks.append(StoredBlock(len(text), file.length, caches.pop(_TARGET)))
@@ -295,20 +281,16 @@ class DiskCache:
                 (self._drop if is_damaged else self.index.remove)(file)
                 break
             parent = file.keys[file.length]
-            text.extend(head.tokens)
-            num_prompt, others, num_bytes = head.num_prompt, caches, num_bytes + file.num_bytes
+            text.extend(tokens)
+            others, num_bytes = caches, num_bytes + file.num_bytes
         if not blocks:
             return None
         seconds = (time.perf_counter() - started) / num_bytes
-        with self._lock:
-            self._seconds_per_byte += _RATE * (seconds - self._seconds_per_byte)
-            self._counts = replace(
-                self._counts,
-                num_restored=self._counts.num_restored + 1,
-                num_tokens_restored=self._counts.num_tokens_restored + len(text),
-            )
-        ending = f" {self._place.drafters}"  # files may come from servers with other draft models
+        self._seconds_per_byte += SPEED_RATE * (seconds - self._seconds_per_byte)
+        self._counts.update(num_restored=1, num_tokens_restored=len(text))
+        ending = f" {self._drafters}"  # files may come from servers with other draft models
         known = {n.removesuffix(ending): data for n, data in others.items() if n.endswith(ending)}
+        num_prompt = files[len(blocks) - 1].num_prompt
         return StoredPrompt(namespace, text, tuple(blocks), num_prompt, others=known)
 
     def _make_room(self, prompt: StoredPrompt, num_bytes: int) -> bool:
@@ -319,10 +301,10 @@ class DiskCache:
             self._look()
         held, owner, has_looked = self._held, owner_of(prompt.namespace), False
         free = disk_usage(self._own).free - LEAST_FREE
-        bound = min(self._place.max_bytes, held.total() + free)
+        bound = min(self._max_bytes, held.total() + free)
         if num_bytes > bound:
             left = f"{LEAST_FREE >> 20} MiB of its disk are left to others"
-            self._fail(f"{self._place.folder} has no room: {left}")
+            self._fail(f"{self._folder} has no room: {left}", max(0, bound))
             return False
         while held.total() + num_bytes > bound:
             held[owner] += 0  # creates the entry of a new owner
@@ -346,7 +328,7 @@ class DiskCache:
     def _look(self) -> None:
         """List the folder, so that the index includes what other servers did."""
         found: list[tuple[float, int, StoredFile]] = []
-        for folder in self._place.folder.glob("*/"):
+        for folder in self._folder.glob("*/"):
             with suppress(OSError):  # owned by another user, or removed meanwhile
                 for number, entry in enumerate(os.scandir(folder), 1):
                     with suppress(FileNotFoundError, ValueError):
@@ -385,16 +367,17 @@ class DiskCache:
         with suppress(OSError):
             file.path.unlink(missing_ok=True)
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, most_bytes: int = 0) -> None:
+        """Write nothing larger than `most_bytes` for a while."""
         if not self.failure:
             log.warning("prompts are not kept on the disk: %s", reason)
-        self.failure, self.retry_at = reason, time.monotonic() + RETRY_SECONDS
+        self.failure, self._most_bytes = reason, most_bytes
+        self.retry_at = time.monotonic() + RETRY_SECONDS
 
 
 def _lengths(prompt: StoredPrompt, block: StoredBlock) -> list[int]:
     """Lengths to which a file's text can be truncated, as many as its name has room for."""
-    parts = unpack(block.data)
-    lengths = {checkpoint.length for checkpoint in parts[1]} if parts else set()
-    lengths.add(prompt.num_prompt)  # the next turn may lack the answer: thoughts are not sent back
+    # the next turn may lack the answer: thoughts are not sent back
+    lengths = {*block.checkpoints, prompt.num_prompt}
     inner = sorted(one for one in lengths if block.start < one < block.end)
     return [*inner[:1], *inner[1:][-5:], block.end]  # a file's name has at most 255 bytes

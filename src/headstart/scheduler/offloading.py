@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from math import inf
 
-from headstart.scheduler.disk_cache import LATE_SECONDS, DiskCache
+from headstart.scheduler.disk_cache import SECONDS_PER_BYTE, SPEED_RATE, DiskCache
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.prompt_store import PromptStore, StoredBlock, StoredPrompt
 from headstart.scheduler.sequence import Cells, Sequence, num_shared
@@ -32,13 +32,13 @@ BLOCK = 64  # tokens: 1 MiB of a small model, 8 of one with 8 B
 # time for copies in a step, or this share of the last step; a block once started is finished. It
 # counts from the first copy: finding what to copy is O(context), and may take all of it
 STEP_SECONDS, STEP_SHARE = 0.003, 0.04
+LATE_SECONDS = 5.0  # for the disk's first listing, or to read a prompt; requests then go on
 STOP_SECONDS = 5.0  # for writing when the server stops: the user is waiting
 LEAST_TOKENS = 32  # minimum for a prompt to be kept, to be restored, or to be waited for
 # unshared cells of idle prompts from which on they are moved to main memory: 2,000 made decodes 1.3
 # to 1.5 times as slow; a few are not worth two copies
 LEAST_OWN_CELLS = 256
 LEAST_ROWS = 32  # rows still to come, of prompts and answers, from which on that is worth it
-_SECONDS_PER_BYTE, _RATE = 1e-9, 0.3  # of a restore: prior, and rate of the moving average
 _NOTHING: Future[StoredPrompt | None] = Future()
 _NOTHING.set_result(None)
 
@@ -61,7 +61,7 @@ class Offloading:
         self._drafting = drafting
         self._counters = counters
         self._clock = clock
-        self._seconds_per_byte = _SECONDS_PER_BYTE
+        self._seconds_per_byte = SECONDS_PER_BYTE
         self._bytes_per_token = 0.0  # of the last prompt saved
         self._seconds = inf  # for the copies of this step
         self._until: float | None = None  # when they end, once they began
@@ -164,7 +164,7 @@ class Offloading:
 
         Returns False if there is none or the queue is full.
         """
-        if self.disk is None or time.monotonic() < self.disk.retry_at:
+        if self.disk is None or not self.disk.most_bytes:
             return False
         for cells in self._unwritten(self.disk):
             self.begin_step(0.0)  # for each: copies that are refused are made again
@@ -208,16 +208,18 @@ class Offloading:
         if not (self.disk and is_long and sequence.request.cache_prompt):
             return True
         listed = self.disk.begin()
-        if sequence.loading in (None, listed):
-            if not listed.done() and not self.disk.warn_if_late():
-                sequence.loading = listed
-                return False
+        if sequence.loading is None:
+            if not self._overdue.done():
+                return True
+            sequence.loading, sequence.load_by = listed, self._clock() + LATE_SECONDS
+        if sequence.loading is listed and listed.done():
             sequence.loading = self._load(sequence, self.disk)
         if not sequence.loading.done() and self._clock() < sequence.load_by:
             return False
         loading, sequence.loading = sequence.loading, _NOTHING
         if not loading.done():
             self._overdue = loading
+            log.warning("the disk takes long; until it answers, prompts are processed again")
             return True
         stored = loading.result()
         # another server sharing this folder may use blocks when this one does not
@@ -373,7 +375,7 @@ class Offloading:
         if length > before:
             num_bytes = stored.num_bytes * (length - before) / len(stored.tokens)
             seconds = (self._clock() - started) / num_bytes
-            self._seconds_per_byte += _RATE * (seconds - self._seconds_per_byte)
+            self._seconds_per_byte += SPEED_RATE * (seconds - self._seconds_per_byte)
         return True
 
     def _share(self, stored: StoredPrompt, cells: Cells, wanted: int) -> tuple[int, int]:

@@ -27,6 +27,12 @@ class StoredBlock:
     end: int
     data: Data
 
+    @property
+    def checkpoints(self) -> list[int]:
+        """Lengths of the text with checkpoints."""
+        parts = unpack(self.data)
+        return [checkpoint.length for checkpoint in parts[1]] if parts else []
+
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class StoredPrompt:

@@ -16,25 +16,27 @@ def replace_file(path: Path, *pieces: bytes | bytearray | memoryview) -> None:
 
 
 @contextlib.contextmanager
-def replacement(path: Path) -> Iterator[Path]:
-    """A temporary file next to `path`: at the end of the block it is flushed to the disk and
-    renamed to `path`, unless there was an exception.
+def replacement(path: Path, *, is_flushed: bool = True) -> Iterator[Path]:
+    """A temporary file next to `path`: at the end of the block it is flushed to the disk, if that
+    is wanted, and renamed to `path`, unless there was an exception.
 
     Follows links; the permissions are kept.
     """
     path = path.resolve()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # random: a process in another container may have the same id
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
     try:
         yield temporary
-        with open(temporary, "rb+") as file:
-            os.fsync(file.fileno())
+        if is_flushed:
+            with open(temporary, "rb+") as file:
+                os.fsync(file.fileno())
         with contextlib.suppress(FileNotFoundError):
             shutil.copymode(path, temporary)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    if os.name == "posix":  # make the rename durable
+    if is_flushed and os.name == "posix":  # make the rename durable
         descriptor = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)

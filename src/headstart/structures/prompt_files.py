@@ -1,9 +1,9 @@
 """Files of prompts: tokens of one text, and the caches computed for them.
 
 The name has the tenant, and hashes of the tokens and of all before them (`StoredFile`). Contents:
-magic, sizes, a checksum of everything before the caches (`_HEADER`); metadata (JSON), the tokens
-(int32); the caches in sequence; a hash of the CRC-32 of each MiB of these, which takes a fifth of
-the time of a full hash. So damaged files are never used.
+magic, sizes, a checksum of everything before the caches (`_HEADER`); the caches' names and sizes
+(JSON), the tokens (int32); the caches in sequence; a hash of the CRC-32 of each MiB of these, which
+takes a fifth of the time of a full hash. So damaged files are never used.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import struct
 import threading
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 from zlib import crc32
 
+from headstart.structures.atomic import replacement
 from headstart.structures.checkpoints import Data
 from headstart.structures.tenants import tenant_of
 
@@ -31,25 +31,13 @@ _MAGIC, _CHECKSUM_SIZE = b"HSPROMP3", 16
 _PIECE = 1 << 20  # bytes written without a pause, each with a checksum
 
 
-@dataclass(frozen=True, slots=True)
-class PromptHead:
-    """Metadata of a file."""
-
-    identity: str  # identifies everything that the target's cache depends on
-    namespace: str
-    start: int  # tokens of the text before these
-    tokens: array[int]
-    num_prompt: int  # of the text
-    sizes: Mapping[str, int]  # bytes of the caches, by model, in order
-
-
 def write_prompt(
     path: Path,
-    head: PromptHead,
-    caches: Iterable[Data],
+    tokens: array[int],
+    caches: Mapping[str, Data],
     rest: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write a file atomically, readable by this user only.
+    """Write the caches of these tokens, by model, to a file atomically, readable by this user only.
 
     It is not flushed to the disk: after a power failure damage is detected, and the prompt decoded
     again. `rest` is called after each piece of the caches.
@@ -57,51 +45,45 @@ def write_prompt(
     Raises:
         OSError: the file cannot be written.
     """
-    facts = {name: getattr(head, name) for name in ("identity", "namespace", "start")}
-    facts |= {"num_prompt": head.num_prompt, "sizes": dict(head.sizes)}
-    text, tokens = json.dumps(facts).encode(), head.tokens.tobytes()
-    first = hashlib.blake2b(text + tokens, digest_size=_CHECKSUM_SIZE).digest()
-    # a server in another container may have the same process id
-    temporary = path.with_suffix(f".{os.urandom(8).hex()}.tmp")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    facts = {"sizes": {name: len(data) for name, data in caches.items()}}
+    head = json.dumps(facts).encode() + tokens.tobytes()
+    first = hashlib.blake2b(head, digest_size=_CHECKSUM_SIZE).digest()
+    with replacement(path, is_flushed=False) as temporary:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "wb") as file:
             digest = hashlib.blake2b(first, digest_size=_CHECKSUM_SIZE)
-            file.write(_HEADER.pack(_MAGIC, len(text), len(head.tokens), first) + text + tokens)
-            for cache in caches:
+            text_size = len(head) - tokens.itemsize * len(tokens)
+            file.write(_HEADER.pack(_MAGIC, text_size, len(tokens), first) + head)
+            for cache in caches.values():
                 for piece in _pieces(cache):
                     file.write(piece)
                     digest.update(crc32(piece).to_bytes(4, "little"))
                     rest()
             file.write(digest.digest())
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
 
 
-def read_prompt(path: Path) -> tuple[PromptHead, dict[str, Data]]:
-    """Read a file.
+def read_prompt(path: Path) -> tuple[array[int], dict[str, Data]]:
+    """Read a file's tokens, and their caches by model.
 
     Raises:
         OSError: the file cannot be read.
         ValueError: it is damaged or of another kind.
     """
     with path.open("rb") as file:
-        head, first = _read_head(file)
+        tokens, sizes, first = _read_head(file)
         digest, caches = hashlib.blake2b(first, digest_size=_CHECKSUM_SIZE), dict[str, Data]()
-        for name, size in head.sizes.items():
+        for name, size in sizes.items():
             cache = caches[name] = bytearray(size)
             file.readinto(cache)
             for piece in _pieces(cache):
                 digest.update(crc32(piece).to_bytes(4, "little"))
         if file.read(_CHECKSUM_SIZE) != digest.digest():
             raise ValueError("its checksum is wrong")
-    return head, caches
+    return tokens, caches
 
 
-def _read_head(file: BinaryIO) -> tuple[PromptHead, bytes]:
+def _read_head(file: BinaryIO) -> tuple[array[int], dict[str, int], bytes]:
+    """The tokens, the sizes of the caches by model, and the checksum of these."""
     start = file.read(_HEADER.size)
     if len(start) < _HEADER.size or start[: len(_MAGIC)] != _MAGIC:
         raise ValueError("it is no prompt of this version")
@@ -115,12 +97,10 @@ def _read_head(file: BinaryIO) -> tuple[PromptHead, bytes]:
     tokens.frombytes(packed)
     if hashlib.blake2b(text + packed, digest_size=_CHECKSUM_SIZE).digest() != first:
         raise ValueError("its checksum is wrong")
-    facts = json.loads(text)
-    sizes = {str(name): int(size) for name, size in facts["sizes"].items()}
+    sizes = {str(name): int(size) for name, size in json.loads(text)["sizes"].items()}
     if file.tell() + sum(sizes.values()) + _CHECKSUM_SIZE != num_bytes:
         raise ValueError("its length is wrong")
-    own = facts["identity"], facts["namespace"], int(facts["start"])
-    return PromptHead(*own, tokens, int(facts["num_prompt"]), sizes), first
+    return tokens, sizes, first
 
 
 def _pieces(cache: Data) -> Iterator[memoryview]:

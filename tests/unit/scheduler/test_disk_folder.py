@@ -23,7 +23,7 @@ from tests.unit.scheduler.conversations import ask, conversation
 from tests.unit.scheduler.test_disk_cache import (
     cache,
     files,
-    place,
+    opened,
     served,
     settled,
     started,
@@ -39,7 +39,6 @@ from headstart.scheduler.scheduler import Scheduler
 from headstart.structures.prefix_index import packed
 from headstart.structures.prompt_files import _HEADER as HEADER
 from headstart.structures.prompt_files import (
-    PromptHead,
     PromptIndex,
     StoredFile,
     read_prompt,
@@ -76,7 +75,7 @@ def test_the_folder_is_listed_now_and_then_and_not_for_each_prompt(tmp_path, mon
 
 
 def test_at_the_bound_the_folder_is_listed_once_for_all_that_may_go(tmp_path, monkeypatch) -> None:
-    disk = cache(tmp_path, max_bytes=20 * (stored(0).num_bytes + 300))
+    disk = cache(tmp_path, max_bytes=20 * (stored(0).num_bytes + 100))
     listed = noted(monkeypatch, disk, "_look")
     for number in range(60):
         assert put(disk, stored(number))
@@ -156,7 +155,7 @@ def test_a_server_sees_what_another_wrote_and_removed(tmp_path: Path, monkeypatc
 
 def test_the_folder_is_not_listed_before_the_server_is_ready(tmp_path, monkeypatch) -> None:
     put(cache(tmp_path), stored(1))
-    disk = DiskCache(place(tmp_path))
+    disk = opened(tmp_path)
     listed = noted(monkeypatch, disk, "_look")
     scheduler = make_scheduler(Model())
     scheduler.cache.offloading.use_disk(settled(disk))
@@ -182,7 +181,7 @@ def listing(tmp_path: Path, answers: Event, monkeypatch: pytest.MonkeyPatch) -> 
     served(tmp_path, conversation(1))
     answers.clear()
     scheduler = make_scheduler(Model(context_size=1024), parallel=2)
-    scheduler.cache.offloading.use_disk(DiskCache(place(tmp_path)))
+    scheduler.cache.offloading.use_disk(opened(tmp_path))
     return scheduler
 
 
@@ -204,8 +203,8 @@ def test_who_cannot_use_a_stored_prompt_does_not_wait_for_the_list(listing: Sche
 def test_nobody_waits_long_for_the_list_and_what_it_has_is_found_later(
     listing: Scheduler, answers: Event, monkeypatch, caplog
 ) -> None:
-    monkeypatch.setattr(disk_cache, "LATE_SECONDS", 0.0)
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING), monkeypatch.context() as patch:
+        patch.setattr(offloading, "LATE_SECONDS", 0.0)
         submit_all(listing, [conversation(5), conversation(6)], 1)
     assert len(listing.running) == 2
     assert ["takes long" in one.message for one in caplog.records] == [True]
@@ -309,7 +308,7 @@ def test_what_is_erased_while_the_folder_is_listed_is_not_found_later(
     for number in (1, 2):
         put(cache(tmp_path), stored(number))
     answers.clear()
-    disk = DiskCache(place(tmp_path))
+    disk = opened(tmp_path)
     disk.begin()
     disk.erase("", packed([1] * 40))
     answers.set()
@@ -346,22 +345,20 @@ def test_a_folder_that_may_not_be_read_hides_no_other(tmp_path, monkeypatch, cap
 
 def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
     """In containers all servers may have the same process id."""
-    head = PromptHead("model", "", 0, packed([1] * 40), 40, {"target": 4})
+    tokens, caches = packed([1] * 40), {"target": b"once"}
     file, left = tmp_path / "x.prompt", [1]
 
     def again() -> None:
         if left:
             left.clear()
-            write_prompt(file, head, [b"once"], again)
+            write_prompt(file, tokens, caches, again)
 
-    write_prompt(file, head, [b"once"], again)
+    write_prompt(file, tokens, caches, again)
     assert read_prompt(file)[1] == {"target": b"once"}
     assert list(tmp_path.iterdir()) == [file]
 
 
-@pytest.mark.parametrize(
-    "facts", [[], {"sizes": []}, {"sizes": {}}, {"sizes": {"target": -1}}, {"num_prompt": None}]
-)
+@pytest.mark.parametrize("facts", [[], {"sizes": []}, {"sizes": {}}, {"sizes": {"target": -1}}])
 def test_a_file_that_says_what_makes_no_sense_is_dropped(facts: Any, tmp_path: Path) -> None:
     disk = cache(tmp_path)
     assert put(disk, stored(1))

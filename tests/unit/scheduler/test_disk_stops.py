@@ -13,6 +13,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -30,8 +31,8 @@ from tests.unit.scheduler.test_disk_cache import (
     texts,
 )
 
-from headstart.scheduler import disk_cache
-from headstart.scheduler.disk_cache import DiskCache, DiskPlace
+from headstart.scheduler import disk_cache, offloading
+from headstart.scheduler.disk_cache import DiskCache
 from headstart.scheduler.prompt_store import StoredBlock, StoredPrompt
 from headstart.structures.prompt_files import read_prompt, write_prompt
 from headstart.types import CacheKind
@@ -109,6 +110,27 @@ def test_a_prompt_too_large_for_the_disk_keeps_no_other_off_it(tmp_path: Path) -
     assert texts(tmp_path) == 1
 
 
+def test_a_prompt_too_large_for_the_rest_of_the_disk_keeps_no_smaller_one_off_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was used last, and so it is tried first."""
+    room = SimpleNamespace(free=disk_cache.LEAST_FREE + 1000)
+    monkeypatch.setattr(disk_cache, "disk_usage", lambda path: room)
+    scheduler = make_scheduler(Model(context_size=1024), parallel=2)
+    ask(scheduler, conversation(1), long(2))
+    scheduler.cache.offloading.use_disk(disk := cache(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            scheduler.cache.offloading.write_next()
+            settled(disk)
+    assert texts(tmp_path) == 1
+    assert ["has no room" in one.message for one in caplog.records] == [True]
+    disk.retry_at = 0.0
+    while scheduler.cache.offloading.write_next():
+        settled(disk)
+    assert texts(tmp_path) == 2
+
+
 def test_a_text_that_is_lost_counts_once_though_main_memory_has_its_beginning(
     tmp_path: Path, full: Disk, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -132,7 +154,7 @@ def test_no_request_waits_long_for_a_disk_that_does_not_answer(tmp_path, monkeyp
     assert isinstance(clock, Clock)
     submit_all(scheduler, [conversation(1, 1), conversation(1, 2)], 50)
     assert not scheduler.running
-    clock.now += disk_cache.LATE_SECONDS
+    clock.now += offloading.LATE_SECONDS
     scheduler.step()
     assert len(scheduler.running) == 2
     scheduler.cancel("c1.1")
@@ -182,7 +204,7 @@ def write(folder: Path, first: int, told: Connection) -> None:
 
 
 def opened(folder: Path) -> DiskCache:
-    return DiskCache(DiskPlace(folder, 2**40, "model", "drafters", "tiny"))
+    return DiskCache(folder, 2**40, name="tiny", identity="model", drafters="drafters")
 
 
 def text(number: int) -> StoredPrompt:
