@@ -296,7 +296,7 @@ def test_an_image_that_was_read_in_part_is_read_again(target: str, tmp_path: Pat
     asked = ask(scheduler, "b", BYTES[:9], picture(1), BYTES, sampling=sampling(0.0))
     expected = play(scheduler, [replace(asked, request_id="x", cache_prompt=False)])["x"].tokens
     for cells in scheduler.cells:
-        scheduler.cache.empty(cells)
+        scheduler.cache.offloading.empty(cells)
     scheduler.submit(answering)
     while not (scheduler.running and scheduler.running[0].is_generating):
         scheduler.step()

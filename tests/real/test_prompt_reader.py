@@ -216,9 +216,9 @@ def test_a_stored_prompt_comes_back_whole_where_its_beginning_cannot_be_copied(p
     store, drafting, counters = PromptStore(2**30), Mock(Drafting), Counters()
     offloading = Offloading(cells, store, engine, drafting, counters, lambda: 0.0)
     stored = StoredPrompt("", packed(tokens), blocks, 192, 1.0)
+    assert not engine.copy_prefix(1, 2, 128)
     assert not offloading.restore(stored, cells[2], 192)  # all of it is too much
     engine.clear(0)
-    engine.clear(2)
     assert offloading.restore(stored, cells[2], 192)
     assert (cells[2].length, counters.prompt_tokens_restored) == (192, 192)
     np.testing.assert_allclose(read(engine, 2, 192, 1), read(donor, 0, 192, 1), atol=0.15)

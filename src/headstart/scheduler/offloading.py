@@ -21,7 +21,7 @@ from headstart.scheduler.disk_cache import SECONDS_PER_BYTE, SPEED_RATE, DiskCac
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.prompt_store import PromptStore, StoredBlock, StoredPrompt
 from headstart.scheduler.sequence import Cells, Sequence, num_shared
-from headstart.structures.checkpoints import Data, unpack
+from headstart.structures.checkpoints import Data
 from headstart.types import CacheKind, Engine
 from headstart.types.errors import EngineError
 from headstart.types.report import Counters
@@ -34,11 +34,12 @@ BLOCK = 64  # tokens: 1 MiB of a small model, 8 of one with 8 B
 STEP_SECONDS, STEP_SHARE = 0.003, 0.04
 LATE_SECONDS = 5.0  # for the disk's first listing, or to read a prompt; requests then go on
 STOP_SECONDS = 5.0  # for writing when the server stops: the user is waiting
-LEAST_TOKENS = 32  # minimum for a prompt to be kept, to be restored, or to be waited for
+# minimum for a prompt to be kept, restored or waited for, and of tokens still to come for idle ones
+# to be set aside
+LEAST_TOKENS = 32
 # unshared cells of idle prompts from which on they are moved to main memory: 2,000 made decodes 1.3
 # to 1.5 times as slow; a few are not worth two copies
 LEAST_OWN_CELLS = 256
-LEAST_ROWS = 32  # rows still to come, of prompts and answers, from which on that is worth it
 _NOTHING: Future[StoredPrompt | None] = Future()
 _NOTHING.set_result(None)
 
@@ -94,9 +95,13 @@ class Offloading:
         if idle:
             cells = min(idle, key=lambda one: one.last_used)
             self.keep(cells)
-            self._engine.clear(cells.seq_id)
-            cells.hold([])
+            self.empty(cells)
         return bool(idle)
+
+    def empty(self, cells: Cells) -> None:
+        """Empty a slot; `tokens` records what it held."""
+        self._engine.clear(cells.seq_id)
+        cells.length = cells.num_prompt = 0
 
     def set_aside(self) -> None:
         """Move the unshared cells of idle slots to main memory.
@@ -106,7 +111,7 @@ class Offloading:
         """
         self._is_behind = False
         running = (one.user for one in self._cells if one.user is not None)
-        if sum(one.num_left + one.num_pending for one in running) < LEAST_ROWS:
+        if sum(one.num_left + one.num_pending for one in running) < LEAST_TOKENS:
             return
         idle = [one for one in self._cells if one.user is None and one.length >= LEAST_TOKENS]
         own = {cells.seq_id: self._num_own(cells) for cells in idle}
@@ -117,8 +122,7 @@ class Offloading:
             if own[cells.seq_id] < max(LEAST_TOKENS, cells.length // 2):
                 continue
             if self._has_room(cells) and self.keep(cells):
-                self._engine.clear(cells.seq_id)
-                cells.length = cells.num_prompt = 0  # `tokens` records what was moved out
+                self.empty(cells)
             elif not self.take_time():
                 self._is_behind = True
                 break
@@ -148,16 +152,13 @@ class Offloading:
         return not self.store.fits(cells.namespace, cells.length * self._bytes_per_token)
 
     def _has_room(self, cells: Cells) -> bool:
-        """Whether main memory can take a prompt without knowing fewer conversations than the cache
-        alone would hold.
+        """Whether main memory can take a prompt, and has so much room or so many others that no
+        fewer conversations are known than the cache alone would hold.
         """
-        if self.is_too_long(cells):
-            return False
-        num_bytes = int(cells.length * self._bytes_per_token)
-        num_dropped = self.store.num_dropped_for(num_bytes)
-        num_in_slots = sum(1 for one in self._cells if one is not cells and one.length)
-        num_known = num_in_slots + len(self.store) + 1 - num_dropped
-        return not num_dropped or num_known >= len(self._cells)
+        store, num_bytes = self.store, cells.length * self._bytes_per_token
+        is_enough = store.num_bytes + num_bytes <= store.max_bytes
+        is_enough = is_enough or len(store.only_here()) > len(self._cells)
+        return is_enough and not self.is_too_long(cells)
 
     def write_next(self) -> bool:
         """Queue the most recently used prompt that is not on the disk yet, or copy part of it.
@@ -172,7 +173,7 @@ class Offloading:
                 is_whole = len(copy.tokens) == cells.length
                 if self.disk.put(copy) if is_whole else self.store.put(copy):
                     return True
-        return any(map(self.disk.put, self.store))
+        return any(map(self.disk.put, self.store.only_here()))
 
     def _unwritten(self, disk: DiskCache) -> Iterator[Cells]:
         """Idle slots to be written, most recently used first."""
@@ -194,7 +195,7 @@ class Offloading:
                     break
                 time.sleep(0.05)  # its queue may be full
         held = [(one.namespace, one.packed) for one in self._unwritten(disk)]
-        for one in self.store:
+        for one in self.store.only_here():
             parts = [text[: len(one.tokens)] for name, text in held if name == one.namespace]
             if not one.is_private and one.tokens not in parts:
                 held.append((one.namespace, one.tokens))
@@ -303,21 +304,24 @@ class Offloading:
             blocks.append(StoredBlock(start, end, self._engine.save_block(seq_id, start, end)))
         return blocks
 
-    def find(self, sequence: Sequence, num_cached: int) -> StoredPrompt | None:
-        """A stored prompt that saves time when `num_cached` tokens are in the model's cache."""
+    def find(self, sequence: Sequence, num_cached: int) -> tuple[StoredPrompt | None, int]:
+        """A stored prompt that saves time beside `num_cached` cached tokens, and how many tokens it
+        and the request have in common.
+        """
         if not sequence.request.cache_prompt or not len(self.store):
-            return None
+            return None, 0
         tokens = sequence.packed
-        stored, length = self.store.find(sequence.prompt_namespace, tokens)
+        stored, num_common = self.store.find(sequence.prompt_namespace, tokens)
         if stored is None:
-            return None
-        parts = unpack(stored.blocks[0].data)
-        lengths = [checkpoint.length for checkpoint in parts[1]] if parts else []
-        length = self._usable(lengths, len(stored.tokens), min(length, len(tokens) - 1))
+            return None, 0
+        num_common = min(num_common, len(tokens) - 1)
+        lengths = stored.blocks[0].checkpoints
+        length = self._usable(lengths, len(stored.tokens), num_common)
         copying = stored.num_bytes * self._seconds_per_byte
         if not stored.is_whole:
             copying *= max(0, length - num_cached) / len(stored.tokens)
-        return stored if self._saves_time(length - num_cached, copying) else None
+        saves_time = self._saves_time(length - num_cached, copying)
+        return (stored, num_common) if saves_time else (None, 0)
 
     def _saves_time(self, num_gained: int, copying: float) -> bool:
         """Whether restoring `num_gained` tokens in `copying` seconds beats decoding them; yes if
@@ -339,59 +343,52 @@ class Offloading:
             return length
         return max((one for one in lengths if one <= length), default=0)
 
-    def restore(self, stored: StoredPrompt, cells: Cells, num_tokens: int | None = None) -> bool:
-        """Restore a stored prompt into an idle slot, which loses its own unless that is a prefix,
-        as far as this step has time. Returns False if there is no room; then the slot is empty.
-
-        Cells of blocks that another sequence holds are shared. `num_tokens` are needed; None: all,
-        in this step.
+    def restore(self, stored: StoredPrompt, cells: Cells, wanted: int) -> bool:
+        """Add blocks of a stored prompt to cells that hold those before them, as far as `wanted`
+        tokens need and this step has time. Returns False if there is no room.
         """
-        started, before, is_there = self._clock(), 0, True
-        wanted = len(stored.tokens) if num_tokens is None else num_tokens
-        if stored.is_whole:
-            length = self._engine.restore_sequence(cells.seq_id, stored.blocks[0].data)
-            is_there = length == len(stored.tokens)
-        else:
-            before, length = self._share(stored, cells, wanted)
-            for block in stored.blocks:
-                if length <= block.start < wanted and is_there:
-                    if num_tokens is not None and not self.take_time():
-                        break
-                    is_there = self._engine.restore_block(cells.seq_id, block.data)
-                    length = block.end
-        cells.hold([])
-        if not is_there:
-            self._engine.clear(cells.seq_id)
-            return False
-        is_back = length >= wanted
-        cells.hold(list(stored.tokens[:length]), num_prompt=stored.num_prompt if is_back else 0)
-        cells.namespace, cells.is_private = stored.namespace, stored.is_private
-        cells.last_used = self._clock()  # the next request takes another slot
-        if is_back:
-            others = dict(stored.others)
-            self._drafting.restore_sequences(cells.seq_id, others, stored.namespace)
+        started, before, engine, seq_id = self._clock(), cells.length, self._engine, cells.seq_id
+        is_there = True
+        for block in stored.blocks:
+            if not cells.length <= block.start < wanted:
+                continue
+            if not self.take_time():
+                break
+            if stored.is_whole:
+                is_there = engine.restore_sequence(seq_id, block.data) == block.end
+            else:
+                is_there = engine.restore_block(seq_id, block.data)
+            if not is_there:
+                break
+            cells.length = block.end
+        if not cells.length:
+            engine.clear(seq_id)
+        if cells.length >= wanted:
+            self._drafting.restore_sequences(seq_id, dict(stored.others), stored.namespace)
             self._counters.prompts_restored += 1
-        self._counters.prompt_tokens_restored += length - before
-        if length > before:
-            num_bytes = stored.num_bytes * (length - before) / len(stored.tokens)
+        if num_restored := cells.length - before:
+            self._counters.prompt_tokens_restored += num_restored
+            num_bytes = stored.num_bytes * num_restored / len(stored.tokens)
             seconds = (self._clock() - started) / num_bytes
             self._seconds_per_byte += SPEED_RATE * (seconds - self._seconds_per_byte)
-        return True
+        return is_there
 
-    def _share(self, stored: StoredPrompt, cells: Cells, wanted: int) -> tuple[int, int]:
-        """Share cells of another slot; returns how many tokens of a stored prompt the idle slot
-        held before, and how many it holds now.
+    def restore_all(self, stored: StoredPrompt, cells: Cells) -> bool:
+        """Restore a prompt into an idle slot within this step, for a client that asks for that. The
+        slot's contents move to main memory, and so do others' if they take its room. Returns False
+        if there is none; then the slot is empty.
         """
-        ends, tokens = {block.end for block in stored.blocks}, list(stored.tokens)
-        if cells.length in ends and cells.num_common(stored.namespace, tokens) == cells.length:
-            return cells.length, cells.length
-        others = [one for one in self._cells if one is not cells]
-        shared = {one.seq_id: one.num_common(stored.namespace, tokens) for one in others}
-        source = max(shared, key=shared.__getitem__, default=cells.seq_id)
-        known = stored.known(min(shared.get(source, 0), wanted))
-        self._engine.clear(cells.seq_id)
-        can_copy = known and self._engine.copy_prefix(source, cells.seq_id, known[-1].end)
-        return 0, known[-1].end if can_copy else 0
+        self.begin_step(inf)
+        self.keep(cells)
+        self.empty(cells)
+        while not self.restore(stored, cells, len(stored.tokens)):
+            self.empty(cells)
+            if not (self._engine.lacks_cells and self.evict()):
+                return False
+        cells.hold(list(stored.tokens), num_prompt=stored.num_prompt)
+        cells.namespace, cells.is_private = stored.namespace, stored.is_private
+        self.begin_step(0.0)
+        return True
 
     def _num_own(self, cells: Cells) -> int:
         """Tokens of an idle sequence after the longest prefix that it has in common, and may share,

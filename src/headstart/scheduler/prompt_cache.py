@@ -106,46 +106,69 @@ class PromptCache:
         cells.namespace = sequence.prompt_namespace
         cells.is_private = sequence.request.is_private
         sequence.cells = cells
-        if not sequence.is_resumed:
+        if not sequence.is_resumed or sequence.admitted is None:
             sequence.num_cached = shared
 
     def bring_back(self, sequence: Sequence, placement: Placement) -> Placement | None:
-        """Save the slot's old contents to RAM and restore a longer stored prefix. Returns None if
-        this needs another step.
+        """Choose what to restore from main memory, and copy the slot's old contents to it. Returns
+        None if that needs another step.
         """
         cells, offloading = placement.cells, self.offloading
+        leader = self.find_leader([one.user for one in self.cells if one.user], sequence)
+        num_known = max(placement.num_known, sequence.num_awaited if leader else 0)
+        stored, num_common = offloading.find(sequence, num_known)
+        if stored is not None:
+            known = stored.known(placement.num_shared)
+            source = placement.source if known else None
+            placement = Placement(cells, known[-1].end if known else 0, source)
         num_kept = placement.num_known if placement.source is None else 0
-        stored = offloading.find(sequence, placement.num_known)
-        if stored is None:
-            is_other = is_another(num_kept, cells.num_prompt)
-            # with blocks only those at the end are copied
-            if 2 * num_kept < cells.length or (is_other and self._engine.has_blocks):
-                return placement if self._keep(cells) else None
-            return placement
-        offloading.store.take(stored)  # making room may need its space in the store
-        is_needed = True
-        try:
-            if common_prefix_length(stored.tokens, cells.packed) < cells.length:
-                if not self._keep(cells):
-                    return None
-                cells.hold([])
+        is_other = is_another(num_kept, cells.num_prompt)
+        # with blocks only those at the end are copied
+        is_lost = 2 * num_kept < cells.length or (is_other and self._engine.has_blocks)
+        if is_lost and not self._keep(cells):
+            return None
+        if stored is not None:
+            sequence.stored, sequence.num_awaited = stored, num_common
+            is_continued = not is_another(num_common, stored.num_prompt)
+            offloading.store.use(stored, is_continued=is_continued)
+        return placement
+
+    def restore(self, sequence: Sequence) -> bool:
+        """Go on to restore a running request's prompt. Returns whether that is over: all of it is
+        restored, or there is no room for the rest.
+        """
+        stored, cells, wanted = sequence.stored, sequence.cells, sequence.num_awaited
+        assert stored is not None
+        assert cells is not None
+        while not self.offloading.restore(stored, cells, wanted):
+            if not self._engine.lacks_cells:
+                self.offloading.store.erase(stored.namespace, stored.tokens)  # it is of no use
+                break
             # if other cells hold most of it, do not evict a prompt to restore the rest
             others = (one for one in self.cells if one is not cells)
             num_here = max((num_shared(one, sequence) for one in others), default=0)
-            is_here = 2 * num_here > len(stored.tokens)
-            wanted = common_prefix_length(stored.tokens, sequence.packed)
-            while not offloading.restore(stored, cells, wanted):
-                is_needed = self._engine.lacks_cells  # otherwise it can never be used
-                if is_here or not is_needed or not offloading.evict():
-                    return self.find(sequence) or Placement(cells)
+            if 2 * num_here > len(stored.tokens) or not self.offloading.evict():
+                break
+        else:
             if cells.length < wanted:
-                return None
-            known = num_shared(cells, sequence)
-            is_needed = is_another(known, stored.num_prompt)  # another request will ask for it
-            return Placement(cells, self._engine.reusable(cells.seq_id, known))
-        finally:
-            if is_needed:
-                offloading.store.put(stored)
+                return False
+        sequence.stored = None
+        length = self._engine.reusable(cells.seq_id, min(cells.length, wanted))
+        if length < cells.length:
+            cells.length = self._engine.rewind(cells.seq_id, length)
+        self._share_most(sequence, cells)
+        if sequence.admitted is None:
+            sequence.num_cached = cells.length
+        return True
+
+    def _share_most(self, sequence: Sequence, cells: Cells) -> None:
+        """Share other cells if they hold more of a request's text than its own."""
+        others = (one for one in self.cells if one is not cells)
+        source = max(others, key=lambda one: num_shared(one, sequence), default=cells)
+        known = num_shared(source, sequence)
+        length = self._engine.reusable(source.seq_id, known, by_copy=True)
+        if length > cells.length:
+            self.place(sequence, Placement(cells, length, source))
 
     def _keep(self, cells: Cells) -> bool:
         """Copy the slot's contents to RAM. Returns False if copying is unfinished."""
@@ -161,11 +184,6 @@ class PromptCache:
         cells.hold(cells.tokens[: cells.length], cells.num_exact, sequence.num_prompt)
         cells.user, cells.last_used, sequence.cells = None, now, None
         return cells
-
-    def empty(self, cells: Cells) -> None:
-        """Empty the slot."""
-        self._engine.clear(cells.seq_id)
-        cells.hold([])
 
     def cut(self, sequence: Sequence, length: int) -> None:
         """Truncate to `length` decoded tokens. If the cache cannot truncate exactly, it truncates
@@ -203,13 +221,16 @@ class PromptCache:
 
         Sets `num_awaited` to the common length, so that no step compares the texts again.
 
-        `running` is in the order of admission, without this request, which avoids circular waits.
+        `running` is in the order of admission; requests admitted later do not count, which avoids
+        circular waits.
         """
         if not sequence.request.cache_prompt or self._engine.cache_kind is not CacheKind.CUT:
             return None  # waiting could be in vain if prefixes cannot be cut anywhere
         best, most = None, sequence.num_decoded + LEAST_TOKENS - 1
         tokens = sequence.text.tokens
         for other in running:
+            if other is sequence:
+                break
             if other.is_generating or other.prompt_namespace != sequence.prompt_namespace:
                 continue
             shared = min(len(tokens) - 1, common_prefix_length(other.text.tokens, tokens))
@@ -224,20 +245,15 @@ class PromptCache:
 
         If the leader left early, the first of them continues the prefill and leads the others.
         """
-        for index, sequence in enumerate(running):
+        for sequence in running:
             leader, cells = sequence.leader, sequence.cells
             if leader is None or cells is None:
                 continue
             is_reading = leader.cells is not None and not leader.is_generating
             if is_reading and leader.num_decoded < sequence.num_awaited:
                 continue
-            others = (one for one in self.cells if one is not cells)
-            source = max(others, key=lambda one: num_shared(one, sequence))
-            known = num_shared(source, sequence)
-            length = self._engine.reusable(source.seq_id, known, by_copy=True)
-            if length > cells.length:
-                self.place(sequence, Placement(cells, length, source))
-            sequence.leader = None if is_reading else self.find_leader(running[:index], sequence)
+            self._share_most(sequence, cells)
+            sequence.leader = None if is_reading else self.find_leader(running, sequence)
 
     def _continuation(self, cells: Cells, num_common: int, sequence: Sequence) -> Placement:
         """How much of the request a free slot could reuse by continuing its own contents."""

@@ -7,7 +7,7 @@ Knows tokens and bytes, no engine: only the caller interprets the bytes.
 from __future__ import annotations
 
 from array import array
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -73,57 +73,36 @@ class PromptStore:
         self.num_bytes = 0
         # called with prompts that are evicted or do not fit
         self.dropped: Callable[[StoredPrompt], object] = lambda prompt: None
-        self._prompts: dict[StoredPrompt, None] = {}  # most recently used last
+        # whether cells continue it, by prompt; the next one to be evicted first
+        self._prompts = OrderedDict[StoredPrompt, bool]()
         self._held: Counter[str] = Counter()  # bytes, by tenant
         self._uses = defaultdict[StoredBlock, int](int)  # number of prompts that contain a block
-        self._indexes: defaultdict[str, PrefixIndex[StoredPrompt]] = defaultdict(PrefixIndex)
+        self._index = PrefixIndex[StoredPrompt]()
 
     def __len__(self) -> int:
         return len(self._prompts)
 
     def __iter__(self) -> Iterator[StoredPrompt]:
-        """Stored prompts, most recently used first."""
+        """Stored prompts, the last one to be evicted first."""
         return reversed(self._prompts)
+
+    def only_here(self) -> list[StoredPrompt]:
+        """Stored prompts that no cells continue, the last one to be evicted first."""
+        return [prompt for prompt in self if not self._prompts[prompt]]
 
     def find(self, namespace: str, tokens: array[int]) -> tuple[StoredPrompt | None, int]:
         """The stored prompt with the longest common prefix, and the prefix length. O(tokens)."""
-        if namespace not in self._indexes:
-            return None, 0
-        prompt, shared = self._indexes[namespace].find(tokens)
+        prompt, shared = self._index.find(namespace, tokens)
         return prompt, chunk_begin(tokens, shared)
 
     def holds(self, namespace: str, tokens: array[int]) -> bool:
         """Whether some stored prompt begins with all of these tokens."""
         return self.find(namespace, tokens)[1] == len(tokens)
 
-    def num_dropped_for(self, num_bytes: int) -> int:
-        """Minimum number of prompts evicted to store one of `num_bytes`."""
-        excess, count = self.num_bytes + num_bytes - self.max_bytes, 0
-        for prompt in self._prompts:
-            if excess <= 0:
-                break
-            excess, count = excess - prompt.num_bytes, count + 1
-        return count
-
     def fits(self, namespace: str, num_bytes: float) -> bool:
-        """Whether a prompt would stay: tenants with more than it has give up their oldest ones."""
-        others = [one for one in self._held if one != tenant_of(namespace)]
-        left = self.max_bytes - num_bytes
-        if sum(min(self._held[one], num_bytes) for one in others) <= left:  # usually: O(tenants)
-            return True
-        return sum(self._kept(one, num_bytes) for one in others) <= left
-
-    def _kept(self, tenant: str, most: float) -> int:
-        """Bytes that a tenant keeps if its oldest prompts go until it has `most` at most."""
-        held, gone = self._held[tenant], Counter[StoredBlock]()
-        for prompt in self._prompts:
-            if held <= most:
-                break
-            if tenant_of(prompt.namespace) == tenant:
-                gone.update(prompt.blocks)
-                last = (one for one in prompt.blocks if gone[one] == self._uses[one])
-                held -= prompt.own_bytes + sum(len(block.data) for block in last)
-        return held
+        """Whether a prompt may be stored: every other tenant may keep as many bytes as it has."""
+        others = (num for one, num in self._held.items() if one != tenant_of(namespace))
+        return sum(min(num, num_bytes) for num in others) <= self.max_bytes - num_bytes
 
     def put(self, prompt: StoredPrompt) -> bool:
         """Store a prompt. Drops prompts that it extends, then evicts the oldest ones of the tenant
@@ -132,7 +111,7 @@ class PromptStore:
         if not self.fits(prompt.namespace, prompt.num_bytes):
             self.dropped(prompt)
             return False
-        alike, num_common = self._indexes[prompt.namespace].find(prompt.tokens)
+        alike, num_common = self._index.find(prompt.namespace, prompt.tokens)
         if alike is not None and not (prompt.is_whole or alike.is_whole):
             ends = {block.end for block in prompt.blocks}
             known = {one.end: one for one in alike.known(num_common) if one.end in ends}
@@ -140,25 +119,35 @@ class PromptStore:
             if blocks != prompt.blocks:
                 prompt = replace(prompt, blocks=blocks)
         self._count(prompt, 1)  # first: those taken share its blocks
-        for other in self._indexes[prompt.namespace].beginnings(prompt.tokens):
-            self.take(other)
-        self._indexes[prompt.namespace].add(prompt.tokens, prompt)
-        self._prompts[prompt] = None
+        self.erase(prompt.namespace, prompt.tokens)
+        self._index.add(prompt.namespace, prompt.tokens, prompt)
+        self._prompts[prompt] = False
         while self.num_bytes > self.max_bytes:
             most = max(self._held, key=self._held.__getitem__)
             oldest = next(one for one in self._prompts if tenant_of(one.namespace) == most)
-            self.take(oldest)
-            self.dropped(oldest)
+            if not self.take(oldest):
+                self.dropped(oldest)
         return True
 
-    def take(self, prompt: StoredPrompt) -> None:
-        """Remove a prompt, which must be in the store."""
-        del self._prompts[prompt]
-        index = self._indexes[prompt.namespace]
-        index.remove(prompt.tokens, prompt)
-        if index.is_empty:
-            del self._indexes[prompt.namespace]
+    def use(self, prompt: StoredPrompt, *, is_continued: bool) -> None:
+        """Note that a stored prompt is copied into cells. If these continue it, it is kept for its
+        blocks only, which the continuation shares, and is the next one to be evicted.
+        """
+        if prompt in self._prompts:
+            self._prompts[prompt] = is_continued
+            self._prompts.move_to_end(prompt, last=not is_continued)
+
+    def erase(self, namespace: str, tokens: array[int]) -> None:
+        """Remove what is stored of a text: its beginnings, whatever their length."""
+        for prompt in self._index.beginnings(namespace, tokens):
+            self.take(prompt)
+
+    def take(self, prompt: StoredPrompt) -> bool:
+        """Remove a prompt, which must be in the store; returns whether cells continue it."""
+        is_continued = self._prompts.pop(prompt)
+        self._index.remove(prompt.namespace, prompt.tokens, prompt)
         self._count(prompt, -1)
+        return is_continued
 
     def _count(self, prompt: StoredPrompt, uses: int) -> None:
         """Add (`uses` 1) or subtract (-1) a prompt; a shared block counts once."""

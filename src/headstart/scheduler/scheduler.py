@@ -160,11 +160,7 @@ class Scheduler:
                 self.detach(last, _YIELDED)
 
     def act_on_slot(self, action: SlotAction) -> None:
-        """Save, restore or erase an idle slot's prompt; an event reports the result.
-
-        Raises:
-            CapacityError: too many such actions are queued.
-        """
+        """Save, restore or erase an idle slot's prompt; an event reports the result."""
         self.slot_actions.add(replace(action, namespace=self._prompt_namespace(action)))
 
     def _prompt_namespace(self, asked: Request | SlotAction) -> str:
@@ -232,11 +228,14 @@ class Scheduler:
         num_running = len(self.running)
         if self.waiting:
             self._admit(plan.started)
+        for sequence in self.running:
+            if sequence.stored is not None and self.cache.restore(sequence):
+                self._start(sequence)
         self.cache.share_prefixes(self.running)
-        if not self.waiting and len(self.running) < len(self.cells):  # nothing is being restored
+        if not self.waiting and len(self.running) < len(self.cells):
             is_new = self._sets_aside and len(self.running) > num_running
             self.cache.offloading.go_on(is_new=is_new)
-        answers, prompts = self.turns.choose(self.running)
+        answers, prompts = self.turns.choose([one for one in self.running if one.stored is None])
         plan.answers = [SequencePlan(sequence) for sequence in answers]
         if prompts:
             plan.prompts = [SequencePlan(sequence, is_prompt=True) for sequence in prompts]
@@ -278,7 +277,7 @@ class Scheduler:
             for sequence in reversed(self.running[:]):
                 self.detach(sequence, _LOST)
             for cells in self.cells:
-                self.cache.empty(cells)
+                self.cache.offloading.empty(cells)
         plan.num_rows = plan.num_padding = 0
 
     def commit(self, plan: StepPlan, logits: Logits) -> StepRecord:
@@ -305,9 +304,9 @@ class Scheduler:
             self.running.remove(sequence)
             cells = self.cache.release(sequence, now)
             if ending is _PREEMPTED or ending.error is not None:
-                self.cache.empty(cells)
+                self.cache.offloading.empty(cells)
         if ending in (_PREEMPTED, _LOST, _YIELDED, RENEWED):
-            sequence.leader, sequence.is_resumed = None, True
+            sequence.leader, sequence.stored, sequence.is_resumed = None, None, True
             if ending is _PREEMPTED and sequence.held_since is None:
                 sequence.held_since = now
             (self.compiling.add if ending is RENEWED else self.waiting.append)(sequence)
@@ -368,9 +367,10 @@ class Scheduler:
                 num_loading += 1
                 continue
             self.waiting.remove(sequence)
-            self._tenants.charge_turn(sequence.tenant)
             self.cache.place(sequence, placement)
-            self._start(sequence)
+            self.running.append(sequence)
+            if sequence.stored is None:
+                self._start(sequence)
 
     def _prepare(self, sequence: Sequence) -> bool:
         """Create the sampler. Returns False if that failed or needs another step."""
@@ -391,10 +391,10 @@ class Scheduler:
 
     def _start(self, sequence: Sequence) -> None:
         """Start prefill of the tokens missing from the cache."""
+        self._tenants.charge_turn(sequence.tenant)
         if sequence.admitted is None:
             sequence.admitted = self.clock()
         sequence.pauses = self.cache.choose_pauses(sequence, self.config.checkpoint_min_step)
         sequence.leader = self.cache.find_leader(self.running, sequence)
-        self.running.append(sequence)
         if sequence.wants_progress:
             self.events.add(sequence.progress(self.clock(), sequence.num_decoded))

@@ -64,7 +64,7 @@ class Cells:
     tokens[0 : num_exact]   if decoded, computed after the tokens that precede them now
     tokens[0 : length]      in the cache
     tokens[length : ]       of a running text: prompt to decode, or the one token emitted last; all
-                            of an idle one if it was moved to main memory
+                            of an idle one if it was emptied, perhaps moved to main memory
     """
 
     seq_id: int
@@ -153,7 +153,8 @@ class Sequence:
     constraint_queued: float = 0.0  # when it began to wait for its constraint
     compiled: Future[Compiled] | None = None  # the request's constraint, once compiling began
     leader: Sequence | None = None  # prefills the same prefix; this request waits and shares it
-    num_awaited: int = 0  # tokens that the leader decodes before they are shared
+    stored: StoredPrompt | None = None  # in main memory; this request waits until it is restored
+    num_awaited: int = 0  # tokens to be decoded by the leader, or to be restored, before that ends
     loading: Future[StoredPrompt | None] | None = None  # from the disk; see `offloading`
     load_by: float = 0.0  # clock reading after which it no longer waits for that
     lookup: Future[Any] | None = None  # awaited; see `begin_filters`

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.scheduler.prompt_cache import PromptCache
-from headstart.scheduler.prompt_store import StoredPrompt
+from headstart.scheduler.prompt_store import StoredBlock, StoredPrompt
 from headstart.scheduler.sequence import Cells, Sequence
 from headstart.structures import sequence_files
 from headstart.structures.prefix_index import packed
@@ -24,9 +24,8 @@ from headstart.types.errors import CapacityError, EngineError, RequestError
 from headstart.types.media import MediaStore
 from headstart.types.request import ErrorEvent, ReplyEvent, SlotAction, ThoughtsEnd, error_event
 
-MOST_WAITING = 64  # each save may hold a copy of its slot's state
-Steps = Generator[Future[Any], Any, ReplyEvent]
-"""An action on a slot: it yields work for a thread and continues with the result."""
+Steps = Generator[Future[Any], None, ReplyEvent]
+"""An action on a slot: it yields work for a thread, and continues once that is done."""
 
 
 class SlotActions:
@@ -43,29 +42,16 @@ class SlotActions:
         self.file: Future[Any] | None = None  # awaited by the first action
 
     def add(self, action: SlotAction) -> None:
-        """Queue an action.
-
-        Raises:
-            CapacityError: too many actions are queued.
-        """
-        if len(self.waiting) >= MOST_WAITING:
-            raise CapacityError(
-                f"{MOST_WAITING} slots wait to be saved or restored; try again when one is done"
-            )
+        """Queue an action."""
         self.waiting.append((action, self._perform(action)))
 
     def go_on(self) -> list[ReplyEvent | ErrorEvent]:
         """Perform actions up to the next file operation; returns the events of finished ones."""
         events: list[ReplyEvent | ErrorEvent] = []
         while self.waiting and (self.file is None or self.file.done()):
-            (action, steps), done = self.waiting[0], self.file
-            self.file = None
+            (action, steps), self.file = self.waiting[0], None
             try:
-                error = None if done is None else done.exception()
-                if error is None:
-                    self.file = steps.send(None if done is None else done.result())
-                else:
-                    self.file = steps.throw(error)
+                self.file = next(steps)
                 continue
             except StopIteration as over:
                 events.append(over.value)
@@ -85,34 +71,36 @@ class SlotActions:
             RequestError: there is no such slot, or the file cannot be used.
             EngineError: the file cannot be written.
         """
-        cache, engine, started = self._cache, self._engine, self._clock()
+        engine, started = self._engine, self._clock()
         cells = self._idle(action.slot_id)
         is_theirs = cells.namespace == action.namespace  # otherwise treated as empty
         num_tokens = num_bytes = 0
         path = Path(action.path)
         if action.action == "restore":
-            saved = yield self._thread.submit(
+            reading = self._thread.submit(
                 sequence_files.read, path, engine.context_size, engine.vocab_size
             )
+            yield reading
+            saved = reading.result()
             if self.media is None and min(saved.tokens, default=0) < 0:
                 raise RequestError(
                     f"Cannot restore media tokens without an mmproj: {path.name} has images or "
                     "sounds, and no request can ask for them again; start with --mmproj"
                 )
-            self._restore(self._idle(action.slot_id), saved, path.name)
-            cells.namespace, cells.is_private = action.namespace, False
+            self._restore(self._idle(action.slot_id), saved, path.name, action.namespace)
             num_tokens, num_bytes = len(saved.tokens), saved.num_bytes
         elif action.action == "erase" and is_theirs:
-            num_tokens = self._erase(cells) or cells.length
-            cache.empty(cells)
+            num_tokens = self._erase(cells)
         elif action.action == "save":
             if not is_theirs:
                 raise RequestError(f"slot {cells.seq_id} keeps no prompt of yours to save")
             self._recall(cells)
             num_tokens, state = cells.length, engine.save_sequence(cells.seq_id)
-            num_bytes = yield self._thread.submit(
+            writing = self._thread.submit(
                 sequence_files.write, path, cells.tokens[:num_tokens], state, cells.num_exact
             )
+            yield writing
+            num_bytes = writing.result()
         done = num_tokens, num_bytes, self._clock() - started
         return ReplyEvent(action.request_id, done)
 
@@ -133,14 +121,7 @@ class SlotActions:
         stored, num_tokens = self._moved_out_of(cells)
         if stored is None:
             return
-        self._offloading.store.take(stored)  # making room may need its space in the store
-        is_back = self._offloading.restore(stored, cells)
-        while not is_back and self._offloading.evict():
-            is_back = self._offloading.restore(stored, cells)
-        if not is_back or num_tokens < len(stored.tokens):
-            self._offloading.store.put(stored)
-        if not is_back:
-            cells.tokens = list(stored.tokens[:num_tokens])
+        if not self._offloading.restore_all(stored, cells):
             raise CapacityError(
                 f"the prompt of slot {cells.seq_id} is in main memory and the cache has no room "
                 f"for its {len(stored.tokens)} tokens; try again when a request is over"
@@ -149,12 +130,13 @@ class SlotActions:
         cells.hold(cells.tokens[:length], num_prompt=stored.num_prompt)
 
     def _erase(self, cells: Cells) -> int:
-        """Erase an idle slot's prompt from main memory and disk; returns its number of tokens."""
-        stored, num_tokens = self._moved_out_of(cells)
+        """Erase an idle slot's prompt, wherever it is stored; returns its number of tokens."""
+        num_tokens = cells.length or self._moved_out_of(cells)[1]
         if self._offloading.disk is not None:
             self._offloading.disk.erase(cells.namespace, cells.packed)
-        if stored is not None and len(stored.tokens) == num_tokens:
-            self._offloading.store.take(stored)
+        self._offloading.store.erase(cells.namespace, cells.packed)
+        self._engine.clear(cells.seq_id)
+        cells.hold([])
         return num_tokens
 
     def _moved_out_of(self, cells: Cells) -> tuple[StoredPrompt | None, int]:
@@ -166,23 +148,23 @@ class SlotActions:
         stored, num_shared = self._offloading.store.find(cells.namespace, tokens)
         return (stored, num_shared) if num_shared == len(tokens) else (None, 0)
 
-    def _restore(self, cells: Cells, saved: SavedSequence, name: str) -> None:
-        """Restore a saved prompt into a slot; its old contents move to main memory."""
-        self._offloading.keep(cells)
-        cells.hold([])
-        while self._engine.restore_sequence(cells.seq_id, saved.data) != len(saved.tokens):
-            if not self._engine.lacks_cells:
-                self._engine.clear(cells.seq_id)
-                raise RequestError(
-                    f"{name} cannot be restored: it is damaged, of another model or of other "
-                    "cache types"
-                )
-            if not self._offloading.evict():
-                raise CapacityError(
-                    f"the cache has no room for {name} beside the requests that run; try again "
-                    "when one is over"
-                )
-        cells.hold(saved.tokens, saved.num_exact)
+    def _restore(self, cells: Cells, saved: SavedSequence, name: str, namespace: str) -> None:
+        """Restore a saved prompt into a slot."""
+        num_tokens = len(saved.tokens)
+        whole = StoredBlock(0, num_tokens, saved.data)
+        stored = StoredPrompt(namespace, packed(saved.tokens), (whole,), num_tokens)
+        if self._offloading.restore_all(stored, cells):
+            cells.num_exact = saved.num_exact
+        elif self._engine.lacks_cells:
+            raise CapacityError(
+                f"the cache has no room for {name} beside the requests that run; try again when "
+                "one is over"
+            )
+        else:
+            raise RequestError(
+                f"{name} cannot be restored: it is damaged, of another model or of other cache "
+                "types"
+            )
 
 
 def end_thoughts(command: ThoughtsEnd, running: Iterable[Sequence]) -> str:

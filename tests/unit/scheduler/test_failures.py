@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -215,6 +216,7 @@ def test_a_slot_whose_prompt_is_in_main_memory_can_be_saved_and_erased(
 ) -> None:
     scheduler, slot_id = with_one_moved_out()
     assert act(scheduler, action, slot_id, tmp_path / "slot") == 307
+    assert act(scheduler, "erase", slot_id) == 307 * (action == "save")
     assert len(scheduler.cache.offloading.store) == 0
 
 
@@ -235,6 +237,15 @@ def test_a_slot_whose_prompt_is_the_beginning_of_a_stored_one_is_saved_and_erase
         assert act(scheduler, "restore", slot_id, tmp_path / "slot") == 307
         assert scheduler.cells[slot_id].tokens == list(stored.tokens)
         assert ask(scheduler, long(1, 1)) == [20]
+
+
+def test_an_erased_prompt_is_gone_from_main_memory_also_where_the_slot_still_has_it() -> None:
+    scheduler = make_scheduler(Model(), parallel=1)
+    ask(scheduler, conversation(1))
+    scheduler.cache.offloading.begin_step(inf)
+    assert scheduler.cache.offloading.keep(scheduler.cells[0])
+    assert act(scheduler, "erase", 0) == 107
+    assert len(scheduler.cache.offloading.store) == 0
 
 
 def test_erasing_a_slot_takes_no_cells(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from headstart.scheduler import sequence
 from headstart.scheduler.offloading import Offloading
 from headstart.scheduler.prompt_store import PromptStore, StoredBlock, StoredPrompt
 from headstart.scheduler.scheduler import Scheduler
+from headstart.scheduler.sequence import Cells
 from headstart.structures.checkpoints import pack
 from headstart.structures.prefix_index import packed
 from headstart.types.errors import EngineError
@@ -133,12 +134,30 @@ def test_a_prompt_copied_in_many_steps_is_converted_once(
     assert len(texts) == 1
 
 
+def test_a_prompt_restored_in_many_steps_is_looked_up_and_converted_once(
+    restoring: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 128,000 tokens each of that takes milliseconds, and others wait for the step."""
+    scheduler = restoring(2)
+    again = stored_again(scheduler, 1)
+    submit_all(scheduler, [endless([1, 2], 900, "answer")], 1)
+    copied = noted(monkeypatch, scheduler.engine, "restore_block")
+    found = noted(monkeypatch, PromptStore, "find")
+    shared = noted(monkeypatch, Cells, "num_common")
+    converted = noted(monkeypatch, sequence, "packed")
+    play_beside_an_answer(scheduler, *again)
+    assert len(copied) == 19
+    assert len(found) <= 4
+    assert len(shared) <= 16
+    assert len(converted) <= 4
+
+
 def prompt(tokens: list[int], namespace: str = "", num_bytes: int = 10) -> StoredPrompt:
     block = StoredBlock(0, len(tokens), bytes(num_bytes))
     return StoredPrompt(namespace, packed(tokens), (block,))
 
 
-def test_a_prompt_is_stored_exactly_if_the_shares_of_other_tenants_let_it_stay(monkeypatch) -> None:
+def test_what_is_said_to_fit_beside_the_shares_of_other_tenants_stays(monkeypatch) -> None:
     chance, fits, num_refused = Random(1), PromptStore.fits, 0
     monkeypatch.setattr(PromptStore, "fits", lambda *_: True)
     for _ in range(200):
@@ -149,10 +168,10 @@ def test_a_prompt_is_stored_exactly_if_the_shares_of_other_tenants_let_it_stay(m
             if tenant == "a":  # its texts have blocks in common
                 made = replace(made, blocks=(*blocks[-1:], *made.blocks))
                 blocks.append(made.blocks[-1])
-            would_stay = fits(store, tenant, made.num_bytes)
+            may_stay = fits(store, tenant, made.num_bytes)
             store.put(made)
-            assert store.holds(tenant, made.tokens) == would_stay
-            num_refused += not would_stay
+            assert store.holds(tenant, made.tokens) or not may_stay
+            num_refused += not may_stay
     assert 200 < num_refused < 2000
 
 

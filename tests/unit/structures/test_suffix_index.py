@@ -121,22 +121,22 @@ def test_common_prefix_counts_equal_tokens(one: list[int], other: list[int]) -> 
 def test_it_finds_what_a_list_of_all_finds(seed: int) -> None:
     random = Random(seed)
     index: PrefixIndex[int] = PrefixIndex()
-    known: dict[int, list[int]] = {}
-    keys = {}
+    known: dict[int, tuple[str, list[int]]] = {}
     for number in range(300):
         tokens = [random.randrange(3) for _ in range(random.randrange(1, 12))]
+        name = random.choice("ab")
         if random.random() < 0.6:
-            known[number], keys[number] = tokens, packed(tokens)
-            index.add(keys[number], number)
+            known[number] = name, tokens
+            index.add(name, packed(tokens), number)
         elif known:
             gone = random.choice(list(known))
-            del known[gone]
-            index.remove(keys.pop(gone), gone)
-        assert index.is_empty == (not known)
+            of, tokens = known.pop(gone)
+            index.remove(of, packed(tokens), gone)
         query = [random.randrange(3) for _ in range(random.randrange(12))]
-        item, length = index.find(packed(query))
-        assert length == max((common(one, query) for one in known.values()), default=0)
+        own = {number: text for number, (of, text) in known.items() if of == name}
+        item, length = index.find(name, packed(query))
+        assert length == max((common(one, query) for one in own.values()), default=0)
         assert (item is None) == (length == 0)
-        assert item is None or common(known[item], query) == length
-        begun = [n for n, one in known.items() if common(one, query) == len(one)]
-        assert sorted(index.beginnings(packed(query))) == sorted(begun)
+        assert item is None or common(own[item], query) == length
+        begun = [n for n, one in own.items() if common(one, query) == len(one)]
+        assert sorted(index.beginnings(name, packed(query))) == sorted(begun)
