@@ -198,10 +198,8 @@ class Calibration:
 
         tokens: the token before the draft, then the draft's; empty: unknown.
         """
-        try:
-            table, bias, by_token = self._requests[number][speculator]
-        except KeyError:
-            table, bias, by_token = self._know(number, speculator)
+        known = self._requests.get(number, {}).get(speculator) or self._know(number, speculator)
+        table, bias, by_token = known
         odds = bias.odds
         by_before, by_drafted = by_token.before.get, by_token.drafted.get
         befores: Iterable[int] = tokens or repeat(-1)  # no token has this id
@@ -269,7 +267,8 @@ class Calibration:
 
         tokens: as in `survival`.
         """
-        table, bias, by_token = self._know(number, speculator)
+        known = self._requests.get(number, {}).get(speculator) or self._know(number, speculator)
+        table, bias, by_token = known
         rates = table.rates(confidence)
         if tokens:
             by_token.learn(tokens, rates, bias.odds, num_matched)
