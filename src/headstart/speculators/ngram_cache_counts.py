@@ -197,15 +197,30 @@ class NgramCounts:
 
     def save(self, path: Path, vocabulary: VocabularyId) -> None:
         """Write llama.cpp's file, atomically; with the mark of the vocabulary if `is_marked`."""
-        mark = (*[_ABSENT] * MAX_NGRAM, 1, vocabulary.mark, 1)
-        numbers = array("i", mark if self.is_marked else ())
-        ngrams = _ngrams(list(self._table)).tolist()
-        for ngram, found in zip(ngrams, self._table.values(), strict=True):
-            counts = {found >> 32: found & _COUNT} if isinstance(found, int) else found.counts
-            numbers.extend((*ngram, len(counts)))
-            for token, count in counts.items():
-                numbers.extend((token, min(count, 2**31 - 1)))
-        replace_file(path, numbers.tobytes())
+        mark = array("i", (*[_ABSENT] * MAX_NGRAM, 1, vocabulary.mark, 1) if self.is_marked else ())
+        replace_file(path, mark.tobytes() + self._encode())
+
+    def _encode(self) -> bytes:
+        """All records of the file; in numpy, because the engine's loop waits."""
+        sizes, pairs = list[int](), list[int]()  # successors per n-gram; token << 32 | count
+        for found in self._table.values():
+            if isinstance(found, int):
+                own = [found]
+            else:
+                own = [token << 32 | count for token, count in found.counts.items()]
+            sizes.append(len(own))
+            pairs += own
+        num_pairs, packed = np.array(sizes, np.int64), np.array(pairs, np.int64)
+        lengths = MAX_NGRAM + 1 + 2 * num_pairs
+        starts = lengths.cumsum() - lengths
+        numbers = np.empty(lengths.sum(), np.int32)
+        numbers[starts[:, None] + np.arange(MAX_NGRAM)] = _ngrams(list(self._table))
+        numbers[starts + MAX_NGRAM] = num_pairs
+        ahead = starts + MAX_NGRAM + 1 - 2 * (num_pairs.cumsum() - num_pairs)
+        at = ahead.repeat(num_pairs) + 2 * np.arange(len(packed))
+        numbers[at] = packed >> 32
+        numbers[at + 1] = np.minimum(packed & _COUNT, 2**31 - 1)
+        return numbers.tobytes()
 
     @classmethod
     def load(cls, path: Path, vocabulary: VocabularyId, limit: int | None = None) -> NgramCounts:
