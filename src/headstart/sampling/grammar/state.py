@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import takewhile
 from typing import TypeVar
 
 import numpy as np
@@ -134,7 +135,9 @@ class GrammarState:
         if self._matcher is None or self.is_over:
             return []
         if self._forced is None:
-            self._forced = self._ask(LLMatcher.compute_ff_tokens)
+            forced = self._ask(LLMatcher.compute_ff_tokens)
+            # a client's grammar may name the token behind the vocabulary
+            self._forced = list(takewhile(lambda token: token < self.vocab_size, forced))
         return self._forced
 
     def read(self, token: int) -> None:

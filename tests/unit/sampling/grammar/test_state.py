@@ -113,6 +113,19 @@ def test_a_schema_may_choose_its_own_layout() -> None:
     assert bytes(begin("json_schema", compact).forced()) == b'{"name":"'
 
 
+@pytest.mark.parametrize(
+    "token", ["<headstart-thoughts>", f"<[{TOKENS.size}]>", f"<[^0-{TOKENS.size - 1}]>"]
+)
+def test_a_token_that_the_vocabulary_does_not_have_is_never_legal(token: str) -> None:
+    state = read(begin("lark", f'start: "a" {token} "b"'), b"a")
+    assert state.forced() == []
+    assert legal(state) == set()
+    with state.lookahead() as ahead:
+        assert ahead.forced() == []
+        assert ahead.read_legal(b"b") == 0
+    assert legal(begin("lark", f"start: {token}")) == set()
+
+
 def test_a_look_ahead_leaves_no_trace() -> None:
     state = read(begin("json_schema", SCHEMA), b'{"name": "J')
     before = legal(state), state.forced()
