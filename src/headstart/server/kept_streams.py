@@ -136,12 +136,12 @@ class KeptStreams:
 
     def of_conversations(self, tenant: str, wanted: Sequence[str]) -> list[KeptStream]:
         """The streams of conversations; there may be one for each model, `conversation::model`."""
-        own = [(name, one) for (owner, name), one in self._streams.items() if owner == tenant]
+        names = set(wanted)
         return [
-            stream
-            for conversation in wanted
-            for name, stream in own
-            if name == conversation or name.startswith(conversation + "::")
+            one
+            for (owner, name), one in self._streams.items()
+            if owner == tenant
+            and not names.isdisjoint((name, name.partition("::")[0], name.rpartition("::")[0]))
         ]
 
     def stop(self, tenant: str, conversation_id: str) -> None:

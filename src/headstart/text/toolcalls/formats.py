@@ -168,7 +168,7 @@ class _JsonCallReading:
             return False
         value: list[str] = []
         is_whole = yield from read_value(self.reader, value.append)
-        found = value_or_text("".join(value))
+        found = value_or_text("".join(value)) if is_whole else None
         self.call_id = "" if found is None else str(found)
         return is_whole
 

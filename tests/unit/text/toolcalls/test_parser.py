@@ -353,3 +353,9 @@ def test_what_was_read_of_a_call_is_not_kept(begun):
         for _ in range(3000):
             reader.feed("word ")
         assert len(reader.text) < 5000
+
+
+def test_an_id_that_is_cut_behind_its_call_is_no_id():
+    text = '[CALLS][{"name": "send", "arguments": {"text": "x"}, "id": "call000'
+    (call,) = read(AnswerFormat(calls=LIST), [text]).calls
+    assert (call.name, call.arguments, call.call_id) == ("send", '{"text": "x"}', "")
