@@ -60,6 +60,7 @@ def test_a_body_that_is_not_a_json_object_is_400(client, content, says):
         ("logit_bias", 3, {}),
         ("logit_bias", True, {}),
         ("dry_base", 0.5, 1.75),
+        ("dry_base", 0, 1.75),
     ],
 )
 def test_a_value_that_can_only_mean_one_thing_is_taken_as_llama_server_takes_it(

@@ -75,7 +75,7 @@ def sampling_params(
         "logit_bias": None if body.logit_bias is None else _read_logit_bias(body.logit_bias, vocab),
         "dry_sequence_breakers": None if breakers is None else tuple(breakers),
     }
-    if (given["dry_base"] or 1.0) < 1.0:  # as in llama-server
+    if (base := given["dry_base"]) is not None and base < 1.0:  # as in llama-server
         given["dry_base"] = None
     changes = {name: value for name, value in given.items() if value is not None}
     return dataclasses.replace(defaults.sampling, **_clamped(changes))
