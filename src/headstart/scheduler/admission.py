@@ -142,14 +142,27 @@ class Tenants:
         mine, others = held.get(tenant, 0) - 1, held.get(other, 0) + 1
         return mine / self.weight(tenant) >= others / self.weight(other)
 
-    def find_surplus(self, sequences: Iterable[Sequence], tenant: str) -> Sequence | None:
-        """The last of `sequences` of the tenant with the most, if that gives way to `tenant`."""
+    def find_surplus(
+        self,
+        sequences: Iterable[Sequence],
+        tenant: str,
+        asking: Iterable[Sequence] = (),
+        spared: int | None = None,
+    ) -> Sequence | None:
+        """The last of `sequences` of the tenant with the most, if that gives way to `tenant`.
+
+        Args:
+            asking: sequences that get a place too, the new one among them.
+            spared: number of one that stays; its tenant has others if it gives way.
+        """
         sequences = list(sequences)
         held = Counter(one.tenant for one in sequences)
         most = max(held, key=lambda one: held[one] / self.weight(one), default=tenant)
+        held[tenant] += max(0, sum(one.tenant == tenant for one in asking) - 1)
         if not self.gives_way(most, tenant, held):
             return None
-        return max((one for one in sequences if one.tenant == most), key=own_rank)
+        own = (one for one in sequences if one.tenant == most)
+        return max(own, key=lambda one: (one.number != spared, own_rank(one)))
 
     def make_place(
         self, sequence: Sequence, waiting: list[Sequence], max_queue: int, seconds: float

@@ -154,9 +154,11 @@ class Scheduler:
     def _queue(self, sequence: Sequence) -> None:
         """Queue the sequence for a slot; a tenant with two more than its own gives one back."""
         self.waiting.append(sequence)
-        if len(self.running) == len(self.cells):
-            last = self._tenants.find_surplus(self.running, sequence.tenant)
-            if last is not None:
+        may_ask = (one for one in self.waiting if one.held_since is None)
+        asking = [one for one in may_ask if not self.cache.waits(one)]
+        if len(asking) > len(self.cells) - len(self.running):
+            first = self._cell_order.first  # it would take its slot back
+            if last := self._tenants.find_surplus(self.running, sequence.tenant, asking, first):
                 self.detach(last, _YIELDED)
 
     def act_on_slot(self, action: SlotAction) -> None:
@@ -331,9 +333,7 @@ class Scheduler:
             wait([*begun, *files, *self.compiling.futures], WAIT_SECONDS, FIRST_COMPLETED)
 
     def _take_ready(self) -> None:
-        """Continue slot actions whose files are read or written; queue requests whose constraint is
-        ready, and refuse those whose constraint failed.
-        """
+        """Continue slot actions whose file is done; queue or fail requests whose constraint is."""
         for event in self.slot_actions.go_on():
             self.events.add(event)
         for sequence, error in self.compiling.take_ready() if self.compiling else ():

@@ -133,6 +133,60 @@ def test_of_a_tenant_with_too_many_slots_the_least_urgent_request_gives_up_its_o
     assert sorted(running(scheduler)) == ["a0", "a2", "a3", "b0"]
 
 
+def endless_flood(scheduler: Scheduler) -> None:
+    """One tenant has all four slots for ever."""
+    for number in range(4):
+        scheduler.submit(endless([number], name=f"a{number}", namespace="a"))
+    scheduler.step()
+
+
+def test_of_tenants_that_come_between_two_steps_each_gets_its_share() -> None:
+    """The first one alone was given a slot; those beside it waited for the others to end."""
+    scheduler = make_scheduler(Model(2), context_shift=True)
+    endless_flood(scheduler)
+    for tenant in "bcd":
+        scheduler.submit(endless([9], name=tenant, namespace=tenant))
+    step_until(scheduler, lambda _: len(running(scheduler)) == 4)
+    assert sorted(running(scheduler)) == ["a0", "b", "c", "d"]
+
+
+def test_a_tenant_that_asks_twice_at_once_takes_no_more_than_its_share() -> None:
+    scheduler = make_scheduler(Model(2), context_shift=True)
+    endless_flood(scheduler)
+    for number in range(4):
+        scheduler.submit(endless([9], name=f"b{number}", namespace="b"))
+    assert scheduler.counters.preemptions == 2
+    scheduler.step()
+    assert sorted(running(scheduler)) == ["a0", "a1", "b0", "b1"]
+
+
+def test_a_slot_is_given_up_by_another_request_than_the_one_that_has_the_turn() -> None:
+    """That one took its slot back, and the new tenant waited for the others to end."""
+    scheduler = make_scheduler(Model(2), context_shift=True)
+    endless_flood(scheduler)
+    order, last = scheduler._cell_order, scheduler.running[-1]
+    order.first, order._until = last.number, 1000  # as if it had waited for cells
+    scheduler.submit(endless([9], name="b", namespace="b"))
+    scheduler.step()
+    assert sorted(running(scheduler)) == ["a0", "a1", "a3", "b"]
+
+
+def test_a_slot_that_is_kept_for_a_request_is_not_free_for_another(monkeypatch) -> None:
+    model, lookup = Model(2), Future[object]()
+    scheduler = make_scheduler(model, parallel=4, context_shift=True)
+    for number in range(3):
+        scheduler.submit(endless([number], name=f"a{number}", namespace="a"))
+    scheduler.step()
+    monkeypatch.setattr(model, "begin_filters", lambda params: lookup)
+    scheduler.submit(endless([9], name="b", namespace="b"))
+    scheduler.step()  # it waits for its lookup
+    scheduler.submit(endless([9], name="c", namespace="c"))
+    lookup.set_result(None)
+    monkeypatch.setattr(model, "begin_filters", lambda params: None)
+    scheduler.step()
+    assert sorted(running(scheduler)) == ["a0", "a1", "b", "c"]
+
+
 def test_other_adapters_are_no_other_tenant() -> None:
     scheduler = make(1)
     for number in range(3):
