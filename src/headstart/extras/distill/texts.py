@@ -11,7 +11,7 @@ import sqlite3
 import time
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ TABLES = (
     "CREATE TABLE IF NOT EXISTS texts (recorded REAL, model TEXT, tenant TEXT, prompt BLOB, "
     "answer BLOB, sampling TEXT)",
     "CREATE INDEX IF NOT EXISTS by_time ON texts (recorded)",
+    "CREATE INDEX IF NOT EXISTS by_tenant ON texts (tenant, recorded)",
     # draft models made from these texts
     "CREATE TABLE IF NOT EXISTS drafters (path TEXT, tenant TEXT, first REAL, last REAL)",
 )
@@ -63,7 +64,11 @@ class RecordedText:
 
     @classmethod
     def of(cls, row: tuple[Any, ...]) -> RecordedText:
-        """The text of a row."""
+        """The text of a row.
+
+        Raises:
+            TypeError, ValueError: another version wrote it, with other parameters.
+        """
         recorded, model, tenant, *tokens, sampling = row
         prompt, answer = (array("i", ids).tolist() for ids in tokens)
         found = json.loads(sampling)
@@ -89,6 +94,7 @@ def opened(folder: Path) -> Iterator[sqlite3.Connection]:
         # only for this user; SQLite gives its other files the same permissions
         os.close(os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o600))
         with closing(sqlite3.connect(folder / FILE, timeout=60.0)) as database, database:
+            database.execute("PRAGMA auto_vacuum = FULL")  # the file shrinks with its texts
             database.execute("PRAGMA secure_delete = ON")  # what is deleted is overwritten
             for table in TABLES:
                 database.execute(table)
@@ -208,7 +214,8 @@ def read_texts(
             rows = "SELECT * FROM texts WHERE model = ? ORDER BY recorded"
             for row in database.execute(rows, (model,)):
                 if tenants is None or row[2] in tenants:
-                    texts.setdefault(row[2:5], RecordedText.of(row))
+                    with suppress(TypeError, ValueError):
+                        texts.setdefault(row[2:5], RecordedText.of(row))
     # the first token of an answer comes with the prompt: no draft is for it
     longer = [one for one in texts.values() if len(one.answer) > 1]
     kept = [one for one in longer if num_looping(one.answer) <= 0.5 * len(one.answer)]

@@ -185,6 +185,41 @@ def test_what_was_purged_is_nowhere_in_the_file_and_new_texts_are_recorded(tmp_p
     assert [one.prompt for one in read_texts(tmp_path, MODEL)] == [[4]]
 
 
+def test_deleted_texts_give_their_room_on_the_disk_back(tmp_path: Path) -> None:
+    TextFile(tmp_path, 10**9, 1e9)
+    empty = (tmp_path / FILE).stat().st_size
+    writer = TextFile(tmp_path, 10**9, 1e9)
+    for number in range(20):
+        writer.write(text(100.0 + number, [number], LONG))
+    purge(tmp_path, None, 1e12)
+    assert (tmp_path / FILE).stat().st_size <= empty + 8192
+
+
+def test_a_text_with_parameters_of_another_version_is_left_out(tmp_path: Path) -> None:
+    writer = TextFile(tmp_path, 10**9, 1e9)
+    for number in range(3):
+        writer.write(text(100.0 + number, [number], [1, 2]))
+    with opened(tmp_path) as database:
+        database.execute("UPDATE texts SET sampling = '{\"gone\": 1}' WHERE recorded = 101")
+    assert [one.prompt for one in read_texts(tmp_path, MODEL)] == [[0], [2]]
+
+
+def test_to_make_room_no_texts_of_other_tenants_are_read(tmp_path: Path) -> None:
+    writer = TextFile(tmp_path, 10**9, 1e9)
+    with opened(tmp_path) as database:
+        short, long = b"0" * 4, b"0" * 400
+        older = [(float(i), MODEL, "quiet", short, short, "{}") for i in range(2000)]
+        newer = [(1e6 + i, MODEL, "loud", short, long, "{}") for i in range(200)]
+        database.executemany("INSERT INTO texts VALUES (?, ?, ?, ?, ?, ?)", older + newer)
+    steps: list[None] = []  # of a thousand instructions of SQLite
+    with opened(tmp_path) as database:
+        database.set_progress_handler(lambda: steps.append(None), 1000)
+        writer._max_bytes = (tmp_path / FILE).stat().st_size - 1
+        writer._expire(database, 1e6)
+    assert count(tmp_path) < 2200
+    assert len(steps) < 100
+
+
 def test_conversations_duplicates_and_loops_are_found(tmp_path: Path) -> None:
     writer = TextFile(tmp_path, 10**9, 1e9)
     free = [int(n * n * 7919 % 4001) for n in range(100)]
