@@ -22,7 +22,7 @@ from headstart.config import Config, EngineConfig, SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.state import StateFile
 from headstart.extras.bench import arms, tune
-from headstart.extras.bench.client import Answer, Client
+from headstart.extras.bench.client import Answer, Client, running
 from headstart.extras.bench.command import COMMAND
 from headstart.extras.bench.library import read_questions
 from headstart.types.errors import ConfigError, HeadstartError
@@ -225,6 +225,14 @@ def test_a_server_ends_with_what_started_it_even_if_that_is_killed(tmp_path: Pat
         assert server.exists()
         owner.kill()
     until(lambda: not server.exists() or ") Z" in server.read_text(), "its end")
+
+
+def test_another_program_may_say_in_any_words_that_it_is_ready(tmp_path: Path) -> None:
+    (tmp_path / "health").write_text("OK")
+    (tmp_path / "server.py").write_text(f"import os\nos.chdir({str(tmp_path)!r}){SERVER}")
+    command = [sys.executable, str(tmp_path / "server.py")]
+    with running(command, tmp_path / "log") as client:
+        assert client.is_ready()
 
 
 def test_a_bench_that_a_signal_ends_leaves_no_file(tmp_path: Path) -> None:

@@ -145,8 +145,10 @@ class Client:
 
     def is_ready(self) -> bool:
         """Whether it answers, and Headstart's warm-up, which disturbs a measurement, is over."""
-        is_up = self.get("/health") is not None
-        return is_up and bool(self.control().get("is_warmed_up", True))
+        with suppress(HeadstartError, OSError, http.client.HTTPException):
+            list(self.lines("/health"))  # of other programs not always JSON
+            return bool(self.control().get("is_warmed_up", True))
+        return False
 
     def control(self) -> dict[str, Any]:
         """The state of Headstart's control; empty for other programs."""
