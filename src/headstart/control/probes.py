@@ -77,7 +77,9 @@ class Probes:
         self.reading = None
         nearest = min(readings, key=readings.__getitem__)
         reading = readings[nearest]
-        self.goal = reading + price * (MOST_TRIALS if reading > price else 1)
+        most = reading + MOST_TRIALS * price
+        self.savings = min(self.savings, most)  # more was for a longer text, now gone
+        self.goal = most if reading > price else reading + price
         if self.goal > self.savings:
             return None
         self.savings -= reading + price

@@ -161,12 +161,12 @@ def test_a_new_model_that_is_good_is_used_from_the_first_requests_on(prompt: int
 
 
 def test_reading_that_has_begun_goes_on_and_is_paid_once() -> None:
-    probes = Probes(savings=30.0)
+    probes = Probes(savings=18.0)
     for left in (10.0, 7.0, 4.0, 1.0):
         assert choose(probes, [7, 8], [left, 12.0]) == 7
         probes.called(8)
     probes.called(7)
-    assert probes.savings == pytest.approx(30.0 - 10.0 - 1.0)
+    assert probes.savings == pytest.approx(18.0 - 10.0 - 1.0)
     assert choose(probes, [8], [20.0]) is None
 
 
@@ -176,6 +176,19 @@ def test_reading_begins_when_it_can_be_paid_to_its_end_with_probes_behind_it() -
         probes.accrue()
         num_steps += 1
     assert num_steps == pytest.approx(MOST_TRIALS / TRIAL_SHARE, rel=0.01)
+
+
+def test_what_was_saved_up_for_a_long_text_is_not_spent_on_a_short_one() -> None:
+    """The request would be slowed down in a thousand steps on end."""
+    probes, num_probes = Probes(), 0
+    while choose(probes, [7], [1000.0]) is None and probes.savings < 999.0:
+        probes.savings += 1.0
+    for _ in range(100):
+        probes.accrue()
+        if choose(probes, [8], [0.0]) is not None:
+            num_probes += 1
+            probes.called(8)
+    assert num_probes <= MOST_TRIALS + 1
 
 
 def test_drafts_that_lose_cost_a_small_share_of_the_time_whatever_is_expected_of_them() -> None:
