@@ -26,11 +26,11 @@ def ask_models(
     """
     asked = dict[str, list[AskedAnswer]]()
     for model in models:
-        may_draft = askable(answers, model, {})
-        if model.name in may_ask or any(one.sequence.policy.is_fixed for one in may_draft):
-            asked[model.name] = [_asked(answer, model) for answer in may_draft]
-        else:
-            for answer in may_draft:
+        slots = asked[model.name] = list[AskedAnswer]()
+        for answer in askable(answers, model, {}):
+            if model.name in may_ask or answer.sequence.policy.is_fixed:
+                slots.append(_asked(answer, model))
+            else:
                 answer.reasons[model.name] = RESTING
     if not any(asked.values()):
         return
@@ -38,7 +38,7 @@ def ask_models(
     controller.grant(asked, plan.step)
     for model in models:
         granted = list[AskedAnswer]()
-        for one in asked.get(model.name, ()):
+        for one in asked[model.name]:
             if one.answer.sequence.seq_id in model.failed:  # in `num_catch_up`
                 one.answer.miss(model.name, FAILED)
             elif not one.num_granted:
@@ -86,19 +86,21 @@ def _draft(model: GuardedSpeculator, granted: list[AskedAnswer]) -> DraftCall:
     with _requests(granted, model) as requests:
         drafts = model.propose(requests)
     call = DraftCall(model.name, granted, 1000.0 * model.last_seconds, is_model=True)
-    num_read = 0
     for one, draft in zip(granted, drafts, strict=True):
-        one.draft, sequence = draft, one.answer.sequence
-        num_read += one.num_recent if one.skips else one.catch_up
-        if draft.is_ready:
-            num_read += one.num_before
-            continue
-        seq_id, tokens = sequence.seq_id, sequence.text.speculator_tokens
-        recent = model.num_recent(seq_id, tokens) if one.skips else None
-        num_read -= model.num_catch_up(seq_id, tokens) if recent is None else recent
-    if drafts[0].reason != FAILED:  # a failure affects all drafts
-        call.catch_up = max(0, num_read)
+        one.draft = draft
+    if all(draft.reason != FAILED for draft in drafts):
+        call.catch_up = max(0, sum([_num_read(one, model) for one in granted]))
     return call
+
+
+def _num_read(one: AskedAnswer, model: GuardedSpeculator) -> int:
+    """Tokens that the model decoded for this answer before it drafted."""
+    num_unread = one.num_recent if one.skips else one.catch_up
+    if one.draft.is_ready:
+        return num_unread + one.num_before
+    seq_id, tokens = one.answer.sequence.seq_id, one.answer.sequence.text.speculator_tokens
+    recent = model.num_recent(seq_id, tokens) if one.skips else None
+    return num_unread - (model.num_catch_up(seq_id, tokens) if recent is None else recent)
 
 
 def _choose(one: AskedAnswer, controller: Controller) -> None:

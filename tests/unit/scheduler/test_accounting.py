@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -22,6 +23,7 @@ from tests.harness import (
     make_requests,
     make_scheduler,
     make_speculators,
+    play,
     run,
     run_checked,
     steps,
@@ -34,7 +36,7 @@ from headstart.control.controller import Controller
 from headstart.scheduler.prompt_cache import NO_ROOM
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.step import StepPlan
-from headstart.types import CacheKind, DraftMode
+from headstart.types import CacheKind, Draft, DraftMode, DraftRequest
 from headstart.types.errors import EngineError, RequestError
 from headstart.types.request import (
     FinishEvent,
@@ -163,6 +165,42 @@ def test_a_model_that_is_not_asked_has_a_reason_of_its_own() -> None:
     for stats in stats_of(run(scheduler, requests)):
         counts = stats.by_speculator["oracle"]
         assert counts.num_calls == 0 < counts.reasons["resting: its drafts did not pay"]
+
+
+@pytest.mark.parametrize("drafts", [[], [Draft(), Draft([99])]])
+def test_a_model_that_failed_to_draft_is_asked_nothing_more(drafts: list[Draft]) -> None:
+    """Its answers would be worth nothing, and a second error would hide the first."""
+    asked_after = list[bool]()
+
+    class Failing(Oracle):
+        is_model = True
+
+        def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+            return drafts[-len(requests) :]
+
+        def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
+            asked_after.append(seq_id in model.failed)
+            return 0
+
+    engine, requests = Model(), make_requests(2)
+    scheduler = make_scheduler(engine, [Failing(engine, requests)], fixed(4))
+    model = scheduler.drafting.speculators["oracle"]
+    check(engine, requests, play(scheduler, requests))
+    assert model.failure.startswith("propose: ")
+    assert asked_after
+    assert not any(asked_after)
+
+
+def test_a_resting_model_drafts_for_a_length_set_by_hand_and_not_for_those_beside_it() -> None:
+    engine, requests = Model(), make_requests(2)
+    requests[0] = replace(requests[0], speculative=SpeculativeParams(mode=DraftMode.FIXED))
+    model, control = Oracle(engine, requests), Controller()
+    model.is_model, control.may_ask_model_now = True, lambda speculator: False
+    scheduler = make_scheduler(engine, [model], AUTO, control)
+    by_hand, auto = (one.by_speculator["oracle"] for one in stats_of(run(scheduler, requests)))
+    assert by_hand.num_calls > 0
+    assert auto.num_calls == 0 < auto.reasons["resting: its drafts did not pay"]
+    assert not set(auto.reasons) & {"below break-even", "tried on another slot first"}
 
 
 @pytest.mark.parametrize("every", [1, 3])
