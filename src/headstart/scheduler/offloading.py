@@ -381,14 +381,15 @@ class Offloading:
         self.begin_step(inf)
         self.keep(cells)
         self.empty(cells)
-        while not self.restore(stored, cells, len(stored.tokens)):
+        while not (is_there := self.restore(stored, cells, len(stored.tokens))):
             self.empty(cells)
             if not (self._engine.lacks_cells and self.evict()):
-                return False
-        cells.hold(list(stored.tokens), num_prompt=stored.num_prompt)
-        cells.namespace, cells.is_private = stored.namespace, stored.is_private
+                break
+        if is_there:
+            cells.hold(list(stored.tokens), num_prompt=stored.num_prompt)
+            cells.namespace, cells.is_private = stored.namespace, stored.is_private
         self.begin_step(0.0)
-        return True
+        return is_there
 
     def _num_own(self, cells: Cells) -> int:
         """Tokens of an idle sequence after the longest prefix that it has in common, and may share,

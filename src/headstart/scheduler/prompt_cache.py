@@ -121,6 +121,7 @@ class PromptCache:
             known = stored.known(placement.num_shared)
             source = placement.source if known else None
             placement = Placement(cells, known[-1].end if known else 0, source)
+            offloading.store.use(stored)  # first: the copy may evict the oldest one
         num_kept = placement.num_known if placement.source is None else 0
         is_other = is_another(num_kept, cells.num_prompt)
         # with blocks only those at the end are copied
@@ -129,8 +130,6 @@ class PromptCache:
             return None
         if stored is not None:
             sequence.stored, sequence.num_awaited = stored, num_common
-            is_continued = not is_another(num_common, stored.num_prompt)
-            offloading.store.use(stored, is_continued=is_continued)
         return placement
 
     def restore(self, sequence: Sequence) -> bool:
@@ -152,6 +151,8 @@ class PromptCache:
         else:
             if cells.length < wanted:
                 return False
+            is_continued = not is_another(wanted, stored.num_prompt)
+            self.offloading.store.use(stored, is_continued=is_continued)
         sequence.stored = None
         length = self._engine.reusable(cells.seq_id, min(cells.length, wanted))
         if length < cells.length:

@@ -129,9 +129,9 @@ class PromptStore:
                 self.dropped(oldest)
         return True
 
-    def use(self, prompt: StoredPrompt, *, is_continued: bool) -> None:
-        """Note that a stored prompt is copied into cells. If these continue it, it is kept for its
-        blocks only, which the continuation shares, and is the next one to be evicted.
+    def use(self, prompt: StoredPrompt, *, is_continued: bool = False) -> None:
+        """Note that a stored prompt is copied into cells. Once these continue it, it is kept for
+        its blocks only, which the continuation shares, and is the next one to be evicted.
         """
         if prompt in self._prompts:
             self._prompts[prompt] = is_continued

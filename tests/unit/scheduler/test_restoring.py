@@ -96,6 +96,39 @@ def test_no_slot_is_emptied_while_a_prompt_is_restored_into_it(
     assert play_beside_an_answer(scheduler, *again)[again[0].request_id].stats.num_cached == 1200
 
 
+def test_making_room_for_a_prompt_does_not_evict_it(restoring: Callable[..., Scheduler]) -> None:
+    """The oldest one went to take the slot's old contents, though it was to be restored there."""
+    scheduler = restoring(2)
+    again, _ = stored_again(scheduler, 1, 2)
+    ask(scheduler, larger(3, slot_id=0))
+    submit_all(scheduler, [endless([1, 2], 900, "answer", slot_id=1)], 1)
+    scheduler.cache.offloading.store.max_bytes = scheduler.cache.offloading.store.num_bytes
+    answers = play_beside_an_answer(scheduler, again)
+    assert answers[again.request_id].stats.num_cached == 1200
+
+
+def test_a_prompt_whose_request_leaves_before_all_of_it_is_restored_is_not_given_up(
+    restoring: Callable[..., Scheduler],
+) -> None:
+    """It counted as continued by cells, so it was the next to be evicted, and never written."""
+    scheduler = restoring(3)
+    (again,) = stored_again(scheduler, 1)
+    submit_all(scheduler, [endless([1, 2], 900, "answer")], 1)
+    submit_all(scheduler, [again], 2)
+    assert scheduler.running[-1].stored is not None
+    scheduler.cancel(again.request_id)
+    assert len(scheduler.cache.offloading.store.only_here()) == 1
+
+
+def test_a_slot_that_cannot_be_restored_leaves_the_step_its_limit_of_copies(
+    restoring: Callable[..., Scheduler],
+) -> None:
+    scheduler = restoring(2)
+    offloading, (cells, _) = scheduler.cache.offloading, scheduler.cells
+    assert not offloading.restore_all(replace(prompt([1] * 64), blocks=(WHOLE,)), cells)
+    assert offloading._seconds < inf
+
+
 def test_a_prompt_beyond_its_tenant_s_share_of_main_memory_holds_up_no_request(
     restoring: Callable[..., Scheduler],
 ) -> None:
@@ -175,9 +208,12 @@ def test_what_is_said_to_fit_beside_the_shares_of_other_tenants_stays(monkeypatc
     assert 200 < num_refused < 2000
 
 
+WHOLE = StoredBlock(0, 64, pack(b"state", []))
+
+
 def test_the_state_of_a_whole_text_takes_the_place_of_no_block() -> None:
     store = PromptStore(10**9)
-    whole = replace(prompt([1] * 64), blocks=(StoredBlock(0, 64, pack(b"state", [])),))
+    whole = replace(prompt([1] * 64), blocks=(WHOLE,))
     blocks = StoredBlock(0, 64, b"first"), StoredBlock(64, 70, b"rest")
     store.put(whole)
     store.put(replace(prompt([1] * 70), blocks=blocks))
