@@ -359,3 +359,9 @@ def test_an_id_that_is_cut_behind_its_call_is_no_id():
     text = '[CALLS][{"name": "send", "arguments": {"text": "x"}, "id": "call000'
     (call,) = read(AnswerFormat(calls=LIST), [text]).calls
     assert (call.name, call.arguments, call.call_id) == ("send", '{"text": "x"}', "")
+
+
+def test_the_key_in_which_a_call_is_cut_is_not_lost():
+    text = '<|tool_call>call:send{text:<|"|>x<|"|>,subj'
+    (call,) = read(FORMATS["gemma4"], [text]).calls
+    assert call.arguments.startswith('{"text":"x","subj"')

@@ -74,12 +74,12 @@ def _read_object(reader: AnswerReader) -> Reading[None]:
 
 
 def _read_key(reader: AnswerReader) -> Reading[None]:
-    if not (yield from reader.takes(_QUOTE)):
-        key = yield from reader.before(":")
-    else:
-        key = yield from reader.before(_QUOTE)
+    key: list[str] = []  # of a cut call, its end
+    end = _QUOTE if (yield from reader.takes(_QUOTE)) else ":"
+    yield from reader.until((end,), key.append)
+    if end == _QUOTE:
         yield from reader.takes(":")
-    reader.arguments(dump((key or "").strip()) + ":")
+    reader.arguments(dump("".join(key).strip()) + ":")
     yield from reader.skip_space()
 
 
