@@ -231,5 +231,9 @@ def _options_of(name: str, options: Mapping[str, Mapping[str, Any]]) -> Any:
         return None
     try:
         return kind.Options(**options.get(name, {}))
-    except TypeError as error:
-        raise ConfigError(f"speculator {name} does not take that option: {error}") from error
+    except HeadstartError:
+        raise
+    except Exception as error:  # other packages check theirs in ways of their own
+        raise ConfigError(
+            f"speculator {name} does not take these options: {in_words(error)}"
+        ) from error

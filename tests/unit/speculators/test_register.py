@@ -260,8 +260,23 @@ def test_a_bad_value_of_an_option_is_refused_before_a_model_is_loaded(
 
 
 def test_an_option_that_a_speculator_does_not_have_is_refused() -> None:
-    with pytest.raises(ConfigError, match="suffix does not take that option"):
+    with pytest.raises(ConfigError, match="suffix does not take these options"):
         wanted_types(SpeculationConfig(options={"suffix": {"nope": 1}}), None)
+
+
+def test_options_that_a_speculator_refuses_are_told_with_its_name(monkeypatch) -> None:
+    @dataclass(frozen=True)
+    class Picky:
+        size: int = 1
+
+        def __post_init__(self) -> None:
+            if self.size % 2 == 0:
+                raise ValueError(f"size is {self.size} but must be odd")
+
+    monkeypatch.setattr(SPECULATORS["suffix"], "Options", Picky)
+    config = SpeculationConfig(options={"suffix": {"size": 4}})
+    with pytest.raises(ConfigError, match=r"suffix does not take these.*4 but must be odd"):
+        wanted_types(config, None)
 
 
 def test_a_length_set_by_hand_that_is_never_reached_is_told_with_the_remedy() -> None:
