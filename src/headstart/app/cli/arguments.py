@@ -17,7 +17,7 @@ from headstart.config.fields import read_switch
 from headstart.types.errors import ConfigError
 
 HELP = ("-h", "--help", "--usage", "--help-all")
-SWITCHES = (*HELP, "--version", "--print-config")
+SWITCHES = (*HELP, "--version", "--list-devices", "--print-config")
 
 Owner = Setting | llama_server.Flag
 

@@ -15,6 +15,7 @@ import headstart
 from headstart.app.cli.arguments import HELP, Arguments, check_environment, from_environment
 from headstart.app.cli.resolve import Given, Resolved, from_file, resolve
 from headstart.app.cli.settings import Setting, all_settings, settings_of
+from headstart.config import EngineConfig
 from headstart.types.errors import ConfigError
 
 # settings that people use, for the short help page
@@ -49,7 +50,7 @@ class Command:
         """Read the command line and run; return the exit code.
 
         Raises:
-            PageRequested: `--help` or `--version` was given.
+            PageRequested: `--help`, `--version` or `--list-devices` was given.
             HeadstartError: it cannot be run, or failed.
         """
         resolved, print_config, words = self.read(argv)
@@ -68,7 +69,7 @@ class Command:
         Returns them, whether `--print-config` was given, and the words that belong to no flag.
 
         Raises:
-            PageRequested: `--help` or `--version` was given.
+            PageRequested: `--help`, `--version` or `--list-devices` was given.
             ConfigError: an unknown flag, an impossible value, or a word where `usage` has none.
         """
         settings = self.settings()
@@ -97,6 +98,8 @@ class Command:
             resolved = resolve(settings, [*sources[:2], preset, *sources[2:]])
         if warning := check_environment(os.environ, settings):
             print(f"headstart: warning: {warning}", file=sys.stderr)
+        if "--list-devices" in arguments.switches:
+            raise PageRequested(_devices(resolved.config().engine))
         return resolved, "--print-config" in arguments.switches, arguments.words
 
     def _help(self, settings: Sequence[Setting], num_hidden: int) -> str:
@@ -132,6 +135,13 @@ def _versions() -> str:
     from headstart.app import assemble
 
     return f"headstart {headstart.__version__}\n{assemble.libllama_version()}"
+
+
+def _devices(config: EngineConfig) -> str:
+    from headstart.app import assemble
+    from headstart.app.cli.devices import tables
+
+    return tables(assemble.list_devices(config))
 
 
 def _preset(resolved: Resolved) -> dict[str, Given]:

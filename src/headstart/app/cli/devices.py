@@ -45,7 +45,7 @@ def run(resolved: Resolved, words: list[str]) -> int:
     if options.json:
         print(json.dumps(_facts(devices, fitted)))
         return 0
-    _print(devices, fitted)
+    print(tables(devices, fitted))
     return 0
 
 
@@ -71,30 +71,33 @@ def _facts(devices: Sequence[Device], fitted: Fitted | None) -> dict[str, Any]:
     return facts
 
 
-def _print(devices: Sequence[Device], fitted: Fitted | None) -> None:
+def tables(devices: Sequence[Device], fitted: Fitted | None = None) -> str:
+    """The devices, and what a model needs of them."""
     rows = [
         (one.name, one.kind, one.description, _gib(one.free_bytes), _gib(one.total_bytes))
         for one in devices
     ]
-    _print_table(("name", "type", "description", "free", "total"), *rows, num_left=3)
+    found = _table(("name", "type", "description", "free", "total"), *rows, num_left=3)
     if fitted is None:
-        return
+        return found
     uses = [
         (name, *map(_mib, (use.weights, use.cache, use.compute, use.total)))
         for name, use in fitted.uses.items()
     ]
-    print()
-    _print_table(("needed of", "weights", "cache", "computing", "sum"), *uses, num_left=1)
-    print(f"\n{fitted.config.context} tokens of context", *fitted.remarks, sep="\n")
+    needed = _table(("needed of", "weights", "cache", "computing", "sum"), *uses, num_left=1)
+    context = f"{fitted.config.context} tokens of context"
+    return "\n".join([found, "", needed, "", context, *fitted.remarks])
 
 
-def _print_table(*rows: tuple[str, ...], num_left: int) -> None:
+def _table(*rows: tuple[str, ...], num_left: int) -> str:
     """The first columns are aligned to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = list[str]()
     for row in rows:
         left = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         right = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        print("  ".join([*left[:num_left], *right[num_left:]]).rstrip())
+        lines.append("  ".join([*left[:num_left], *right[num_left:]]).rstrip())
+    return "\n".join(lines)
 
 
 def _mib(num_bytes: int) -> str:

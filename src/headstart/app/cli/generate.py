@@ -58,7 +58,6 @@ class GenerateOptions:
     color: bool | None = option(
         None, "colour draft tokens that were accepted; default: on a terminal"
     )
-    verbose: bool = option(False, "show the log")
 
 
 def run(resolved: Resolved, words: list[str]) -> int:
@@ -67,7 +66,7 @@ def run(resolved: Resolved, words: list[str]) -> int:
     prompt = _read_prompt(options)
     from headstart.app.assemble import build_scheduler, check, find_models, load_served_model
 
-    if options.verbose:
+    if resolved.origins["log_level"] != "default":
         start_logging(config.log)
     check(config)
     models = find_models(config)
@@ -253,9 +252,9 @@ COMMAND = Command(
         "Continue a prompt. Tokens that a speculator drafted and the model accepted are coloured, "
         "each speculator's in its own style; the model's own are plain. The prompt comes from "
         "--prompt, --file or standard input, or is a small task. The answer has at most 256 "
-        "tokens, unless --predict says otherwise."
+        "tokens, unless --predict says otherwise. With --log-level or -v the log is shown, too."
     ),
     options=GenerateOptions,
-    takes=("model", "engine", "draft_engine", "speculation", "sampling"),
+    takes=("model", "engine", "draft_engine", "speculation", "sampling", "log"),
     run=run,
 )

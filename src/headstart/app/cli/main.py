@@ -70,8 +70,6 @@ def _dispatch(arguments: list[str]) -> int:
         command, arguments = "serve", ["serve", *arguments]
     if command.lower().endswith(".gguf"):
         command, arguments = "serve", ["serve", "--model", *arguments]
-    if command == "serve" and "--list-devices" in arguments:
-        command, arguments = "devices", ["devices"]
     # imported here: the engine process imports this module if the command is a script
     from headstart.app.cli.command import PageRequested
     from headstart.app.cli.settings import closest
@@ -82,7 +80,7 @@ def _dispatch(arguments: list[str]) -> int:
             "--help)"
         )
     try:
-        if as_llama_server and command == "serve":
+        if as_llama_server:
             from headstart.app.cli.serve import AS_LLAMA_SERVER
 
             return AS_LLAMA_SERVER(arguments[1:])

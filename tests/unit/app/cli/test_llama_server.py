@@ -91,7 +91,7 @@ def test_flags_of_newer_releases_are_taken_or_refused_with_a_reason(monkeypatch)
 def test_every_spelling_is_taken_or_refused_with_a_reason(entry: dict[str, Any], name: str) -> None:
     flag, setting, argv = llama_server.by_name()[name], setting_of(name), argv_of(entry, name)
     switch = llama_server.OFF if name in flag.negatives else llama_server.ON
-    if name in ("-h", "--help", "--usage", "--version"):
+    if name in ("-h", "--help", "--usage", "--version", "--list-devices"):
         with pytest.raises(PageRequested):
             read(*argv)
     elif setting is not None:
@@ -236,6 +236,7 @@ def test_a_name_of_llama_servers_that_is_near_to_none_gets_no_guess() -> None:
         ("HEADSTART_CTX_SIZE", "did you mean HEADSTART_CONTEXT?"),
         ("HEADSTART_NP", "did you mean HEADSTART_PARALLEL?"),
         ("HEADSTART_BANANA", "such setting (all names"),
+        ("HEADSTART_VERBOSE", "such setting (all names"),  # --verbose stands for --log-level
     ],
 )
 def test_an_unknown_name_of_ours_is_refused_with_the_closest(name: str, says: str) -> None:

@@ -197,6 +197,13 @@ def test_what_ends_llama_server_at_once_ends_a_command(
     assert main([command, "-c", "512", flag]) == 0
 
 
+def test_a_flag_of_any_command_is_no_value(capsys) -> None:
+    for words in (["serve", "--alias"], ["--alias"]):
+        assert main([*words, "--list-devices"]) == 1
+        assert "--alias needs a value" in capsys.readouterr().err
+    assert main(["serve", "--", "--list-devices"]) == 1
+
+
 @pytest.mark.parametrize("flag", ["-p", "--prompt"])
 def test_a_value_that_looks_like_version_does_not_end_a_command(flag: str, capsys) -> None:
     assert main(["generate", flag, "--version"]) == 1
