@@ -265,3 +265,26 @@ def test_an_answer_has_no_more_tokens_than_its_body_and_the_flag_allow(
     Client("http://127.0.0.1:1").ask_all(read_questions(file), users=1, max_tokens=16)
     assert [body.pop("max_tokens") for body in asked] == [16, 4, 16]
     assert not any(name in body for body in asked)
+
+
+SWALLOWS = """
+import os, signal, time
+from headstart.extras.bench.arms import workplace
+
+class Swallows:
+    def __del__(self):  # what is raised here is ignored
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
+
+with workplace():
+    Swallows()
+    time.sleep(60)
+"""
+
+
+def test_a_signal_ends_a_bench_in_whatever_it_is(tmp_path: Path) -> None:
+    """It came in a callback of a fork, and the bench went on."""
+    environment = os.environ | {"PYTHONPATH": str(Path("src").absolute()), "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", SWALLOWS], env=environment, timeout=50)
+    assert done.returncode == 128 + signal.SIGTERM
+    assert not any(tmp_path.iterdir())

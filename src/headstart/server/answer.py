@@ -96,6 +96,8 @@ async def _kept(http: HttpRequest, prepare: Callable[[], Dialect], conversation:
     kept = streams.begin(tenant, conversation)
     try:
         dialect = await service.prompt_threads.run_for(http.scope, kept.receive, prepare)
+        if streams.find(tenant, conversation) is not kept:  # stopped when it was just prepared
+            raise ClientDisconnect
         kept.media_type = dialect.media_type
         _, chunks = await _begin_stream(http, dialect, kept.receive)
     except BaseException as error:

@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -61,20 +62,32 @@ def workplace() -> Iterator[tuple[Path, ExitStack]]:
     It is removed also if SIGTERM or SIGHUP ends us: the settings in it may have a token of the hub.
     """
     before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
-    stack = ExitStack()
+    stack, again = ExitStack(), list[threading.Timer]()
+
+    def handle(handler: Any) -> None:
+        for one, earlier in before.items():
+            signal.signal(one, signal.SIG_IGN if earlier is signal.SIG_IGN else handler)  # nohup
 
     def end(number: int, frame: object) -> NoReturn:
-        for one in before:
-            signal.signal(one, signal.SIG_IGN)
+        handle(signal.SIG_IGN)
         stack.close()  # then no thread waits for an answer
+        handle(end)
+        # callbacks, such as those of a fork, swallow what is raised in them
+        again.append(threading.Timer(0.5, os.kill, (os.getpid(), number)))
+        again[-1].daemon = True
+        again[-1].start()
         raise SystemExit(128 + number)
 
-    for one, handler in before.items():
-        signal.signal(one, signal.SIG_IGN if handler is signal.SIG_IGN else end)  # as of nohup
+    handle(end)
     try:
         with TemporaryDirectory() as name, stack:
-            yield Path(name), stack
+            try:
+                yield Path(name), stack
+            finally:
+                handle(signal.SIG_IGN)
     finally:
+        for timer in again:
+            timer.cancel()
         for one, handler in before.items():
             signal.signal(one, handler)
 
