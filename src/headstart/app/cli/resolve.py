@@ -125,17 +125,16 @@ def from_file(file: Path, settings: Iterable[Setting]) -> dict[str, Given]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"the config file {file} is not valid TOML: {error}") from None
     named = {key.replace("-", "_"): value for key, value in content.items()}
-    known = {setting.name for setting in (*settings, *all_settings())}
-    for name in named:
-        if name not in known:
+    known = {setting.name: setting for setting in (*settings, *all_settings())}
+    for name, value in named.items():
+        if (setting := known.get(name)) is None:
             raise ConfigError(
                 f"the config file {file} sets {name!r}, which does not exist{closest(name, known)}"
             )
-        if not isinstance(named[name], str | int | float):
-            raise ConfigError(
-                f"{name} in the file {file} is {named[name]!r} but must be a text, a number, true "
-                "or false"
-            )
+        is_text = setting.kind is str and not setting.option.choices  # of which on may be one
+        if not isinstance(value, str | int | float) or (is_text and isinstance(value, bool)):
+            wanted = "a text" if is_text else "a text, a number, true or false"
+            raise ConfigError(f"{name} in the file {file} is {value!r} but must be {wanted}")
     return {name: (text_of(value), f"file {file}") for name, value in named.items()}
 
 

@@ -212,6 +212,7 @@ def test_a_mistake_is_named(argv: list[str], message: str) -> None:
     [
         ("prot = 1", "did you mean port"),
         ("port = [1]", "port in .* must be a text, a number, true or false"),
+        ("api_key = true", "api_key in .* is True but must be a text"),  # not the key "on"
         ("port = true", "must be a whole number"),
         ("port = 70000", "port in .* is 70000 but must be from 0 to 65535"),
         ("draft-p-min = nan", "must be a number"),
