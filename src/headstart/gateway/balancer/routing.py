@@ -85,7 +85,8 @@ class Routing:
         failure: BackendError | None = None
         may_crash = 1  # a request that ends one server may end them all
         is_busy = bool(replicas)
-        # of a stored response: the replica that has it answers, or the last for all
+        # of a stored response: the replica that has it answers, or the last for all unless one is
+        # busy, which may have it
         elsewhere = replicas[:-1] if asked.needs else []
         num_tries = len(replicas) if asked.needs else 1 + self._options.retries
         wants_first = request.method not in ("GET", "HEAD")
@@ -110,12 +111,17 @@ class Routing:
             except BaseException:
                 replica.fail(flight)
                 raise
+            if asked.needs and answer.status == 503:
+                elsewhere = replicas
             is_elsewhere = answer.status in (400, 404) and replica in elsewhere
             # a healthy replica answers 503 if its queue is full or its engine restarts
             if answer.status != 503 and not is_elsewhere:
                 flight.has_begun = True
                 return flight, answer
-            replica.fail(flight)
+            if is_elsewhere:
+                self._fleet.finish(flight, None)
+            else:
+                replica.fail(flight)
             self._proxy.give_back(answer)
         if is_busy:
             raise self._overload()

@@ -53,7 +53,8 @@ class Scripted:
         if scope["path"] != CHAT:
             known = scope["path"] in ("/health", "/metrics", "/who")
             known |= self.stored in scope["path"]
-            await self._send(send, 200 if known else 404, [b"{}"])
+            is_busy = self.stored in scope["path"] and self.status == 503
+            await self._send(send, 503 if is_busy else 200 if known else 404, [b"{}"])
             return
         self.chats.append(await Request(scope, receive).json())
         self.keys.append(headers.get(b"authorization", b"").decode() or None)
@@ -276,10 +277,19 @@ async def test_a_clients_key_is_passed_on_unless_backends_have_one_of_their_own(
 async def test_a_stored_response_is_found_wherever_it_is() -> None:
     first, second = Scripted(), Scripted()
     second.stored = "resp-1"
-    async with routed(first, second) as (client, _):
+    async with routed(first, second) as (client, fleet):
         assert (await client.get("/v1/responses/resp-1")).headers["x-by"] == "b1"
+        assert fleet.replicas["b0"].num_failed == 0, "it answered what it knows"
         assert (await client.get("/v1/responses/resp-2")).status_code == 404
         assert (await client.get("/v1/responses/resp-1/input_items")).headers["x-by"] == "b1"
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+async def test_a_stored_response_of_a_busy_replica_is_not_called_unknown(owner: int) -> None:
+    both = Scripted(), Scripted()
+    both[owner].stored, both[owner].status = "resp-1", 503
+    async with routed(*both) as (client, _):
+        assert (await client.get("/v1/responses/resp-1")).status_code == 429
 
 
 async def test_without_a_backend_health_says_so_and_requests_get_503() -> None:
