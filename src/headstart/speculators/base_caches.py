@@ -133,7 +133,7 @@ class FollowingSpeculator(Speculator):
                 return
 
     def read(self, seq_id: int, head: int, num_rows: int) -> None:
-        """Decode up to `num_rows` of the target's rows that a head lacks.
+        """Decode up to `num_rows` of the target's rows that a head lacks; without caches, nothing.
 
         Raises:
             ContextFullError: there is no room.
@@ -142,7 +142,7 @@ class FollowingSpeculator(Speculator):
         start = states.read[head]
         end = min(states.length, start + num_rows)
         if not self._caches:
-            states.read[head] = end
+            states.read[head] = states.length
         elif start < end:
             states.count_missing(start)
             (rows,) = self._encoded([states.before(start, end)])

@@ -6,6 +6,7 @@ Without such a speculator no states are computed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -24,11 +25,12 @@ from tests.harness import (
     run_checked,
     submit_all,
 )
-from tests.states import KINDS, FakeHeads, StateReader, Sure, greedy, mtp, prompt_of
+from tests.states import KINDS, FakeHeads, StateReader, Sure, greedy, make_any, mtp, prompt_of
 
 from headstart.scheduler.observed_engine import ObservedEngine
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators import Speculator
+from headstart.testing import ByteVocab
 from headstart.types import CacheKind
 from headstart.types.request import SlotAction
 
@@ -180,6 +182,16 @@ def test_prompts_longer_than_one_reading_are_read_over_some_steps() -> None:
     stats = scheduler.counts.total.by_speculator["mtp"]
     assert stats.reasons["heads are processing the prompt"] >= 2
     assert_all_right(scheduler)
+
+
+def test_a_drafter_that_reads_the_targets_cache_waits_for_no_prompt() -> None:
+    engine = Sure(context_size=1024)
+    assistant: Any = make_any("gemma4-assistant", Model, ByteVocab(), {})
+    assistant.context.context_size = 1024
+    scheduler = make_scheduler(engine, [assistant], fixed(3), parallel=1, prefill_chunk=256)
+    run_checked(scheduler, [greedy("r", prompt_of(1, 900), 8)])
+    reasons = scheduler.counts.total.by_speculator["gemma4-assistant"].reasons
+    assert "draft model is processing the prompt" not in reasons
 
 
 def test_states_that_wait_are_read_when_they_are_too_many() -> None:
