@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from itertools import islice
 from math import inf
 
 from headstart.scheduler.disk_cache import SECONDS_PER_BYTE, SPEED_RATE, DiskCache
@@ -157,7 +158,7 @@ class Offloading:
         """
         store, num_bytes = self.store, cells.length * self._bytes_per_token
         is_enough = store.num_bytes + num_bytes <= store.max_bytes
-        is_enough = is_enough or len(store.only_here()) > len(self._cells)
+        is_enough = is_enough or any(islice(store.only_here(), len(self._cells), None))
         return is_enough and not self.is_too_long(cells)
 
     def write_next(self) -> bool:
@@ -173,7 +174,7 @@ class Offloading:
                 is_whole = len(copy.tokens) == cells.length
                 if self.disk.put(copy) if is_whole else self.store.put(copy):
                     return True
-        return any(map(self.disk.put, self.store.only_here()))
+        return any(map(self.disk.put, [*self.store.only_here()]))
 
     def _unwritten(self, disk: DiskCache) -> Iterator[Cells]:
         """Idle slots to be written, most recently used first."""

@@ -86,9 +86,9 @@ class PromptStore:
         """Stored prompts, the last one to be evicted first."""
         return reversed(self._prompts)
 
-    def only_here(self) -> list[StoredPrompt]:
+    def only_here(self) -> Iterator[StoredPrompt]:
         """Stored prompts that no cells continue, the last one to be evicted first."""
-        return [prompt for prompt in self if not self._prompts[prompt]]
+        return (prompt for prompt in self if not self._prompts[prompt])
 
     def find(self, namespace: str, tokens: array[int]) -> tuple[StoredPrompt | None, int]:
         """The stored prompt with the longest common prefix, and the prefix length. O(tokens)."""

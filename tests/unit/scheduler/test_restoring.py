@@ -117,7 +117,7 @@ def test_a_prompt_whose_request_leaves_before_all_of_it_is_restored_is_not_given
     submit_all(scheduler, [again], 2)
     assert scheduler.running[-1].stored is not None
     scheduler.cancel(again.request_id)
-    assert len(scheduler.cache.offloading.store.only_here()) == 1
+    assert len(list(scheduler.cache.offloading.store.only_here())) == 1
 
 
 def test_a_slot_that_cannot_be_restored_leaves_the_step_its_limit_of_copies(

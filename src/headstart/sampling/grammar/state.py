@@ -10,7 +10,6 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import takewhile
 from typing import TypeVar
 
 import numpy as np
@@ -135,9 +134,9 @@ class GrammarState:
         if self._matcher is None or self.is_over:
             return []
         if self._forced is None:
-            forced = self._ask(LLMatcher.compute_ff_tokens)
-            # a client's grammar may name the token behind the vocabulary
-            self._forced = list(takewhile(lambda token: token < self.vocab_size, forced))
+            self._forced = self._ask(LLMatcher.compute_ff_tokens)
+            if self.vocab_size in self._forced:  # named by a client's grammar, and no token
+                del self._forced[self._forced.index(self.vocab_size) :]
         return self._forced
 
     def read(self, token: int) -> None:
