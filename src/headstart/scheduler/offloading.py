@@ -89,9 +89,7 @@ class Offloading:
         return self._clock() < self._until
 
     def evict(self) -> bool:
-        """Empty the least recently used idle slot; its prompt goes to main memory. Returns False if
-        no slot is idle.
-        """
+        """Empty the idle slot used least recently; it is kept if possible. False: none is idle."""
         idle = [cells for cells in self._cells if cells.user is None and cells.length]
         if idle:
             cells = min(idle, key=lambda one: one.last_used)
