@@ -12,7 +12,6 @@ from headstart.config import ServerConfig
 from headstart.gateway.balancer.app import create_app
 from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.options import RoutingOptions
-from headstart.gateway.balancer.replica import Replica
 
 log = logging.getLogger(__name__)
 
@@ -51,5 +50,6 @@ class GatewayActor:
         for name in replicas.keys() - {one["name"] for one in found}:
             del replicas[name]
         for one in found:
-            headers = {"authorization": f"Bearer {one['key']}"}
-            replicas.setdefault(one["name"], Replica(one["name"], one["url"], headers))
+            if one["name"] not in replicas:
+                headers = {"authorization": f"Bearer {one['key']}"}
+                self._fleet.add(one["name"], one["url"], headers)

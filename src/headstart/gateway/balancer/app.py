@@ -19,7 +19,6 @@ from headstart.config import Config, ServerConfig
 from headstart.gateway.balancer import health
 from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.options import BalancerOptions, RoutingOptions
-from headstart.gateway.balancer.replica import Replica
 from headstart.gateway.balancer.routing import Routing
 from headstart.gateway.proxy import Proxy
 from headstart.gateway.router.child import TENANT_HEADER
@@ -130,8 +129,7 @@ def serve(options: BalancerOptions, config: Config, announce: Callable[[str], No
     headers = {"authorization": f"Bearer {key}"} if key else {}
     fleet = Fleet()
     for url in options.urls():
-        name = _name(url)
-        fleet.replicas[name] = Replica(name, url, headers)
+        fleet.add(_name(url), url, headers)
     if not fleet.replicas:
         raise ConfigError("there is no backend; name each with --backend http://HOST:PORT")
     settings = uvicorn_config(create_app(config.server, fleet, options), config.server)

@@ -6,10 +6,18 @@ No network access. The policy uses the replicas' last reports and the requests s
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field
+from statistics import fmean
 
 from headstart.gateway.balancer.conversation import Asked, Timings
-from headstart.gateway.balancer.policy import expected_seconds, follow, ranking, wait_seconds
+from headstart.gateway.balancer.policy import (
+    Prices,
+    expected_seconds,
+    follow,
+    ranking,
+    wait_seconds,
+)
 from headstart.gateway.balancer.prefixes import BLOCK_BYTES
 from headstart.gateway.balancer.replica import Flight, Replica
 
@@ -24,6 +32,12 @@ class Fleet:
     # conversation -> replica, tokens of its last answer there, bytes of that request, and a hash of
     # it and of the replica's start
     _last: OrderedDict[str, tuple[str, float, int, int]] = field(default_factory=OrderedDict)
+
+    def add(self, name: str, url: str, headers: Mapping[str, str]) -> None:
+        """Begin to use a replica; at first it is taken for one like the others."""
+        known = [astuple(one.prices) for one in self.replicas.values()]
+        prices = Prices(*map(fmean, zip(*known, strict=True)))
+        self.replicas[name] = Replica(name, url, headers, prices=prices)
 
     def available(self) -> list[Replica]:
         """The replicas that accept requests."""
@@ -66,9 +80,8 @@ class Fleet:
         self.tokens_per_byte = follow(self.tokens_per_byte, num_prompt / len(asked.text))
         self.answer_tokens = follow(self.answer_tokens, timings.predicted_n)
         for one in self.replicas.values():
-            # One that was never asked, or was slow when it was asked long ago, is taken for one
-            # like the others, or it would never be asked again.
-            share = 1.0 if one is replica else 0.15
+            # one that was slow when it was asked long ago would never be asked again
+            share = 1.0 if one is replica else 0.3 / len(self.replicas)
             one.prices.learn(timings, flight.num_beside, len(replica.flights), share)
 
     def _num_unread(self, replica: Replica, asked: Asked) -> float:

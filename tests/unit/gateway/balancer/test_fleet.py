@@ -15,7 +15,10 @@ from headstart.gateway.balancer.replica import Flight, Replica
 
 
 def make_fleet(num_replicas: int = 3) -> Fleet:
-    return Fleet({f"r{i}": Replica(f"r{i}", f"http://r{i}") for i in range(num_replicas)})
+    fleet = Fleet()
+    for i in range(num_replicas):
+        fleet.add(f"r{i}", f"http://r{i}", {})
+    return fleet
 
 
 def chat(*contents: str, **fields: object) -> Asked:
@@ -151,6 +154,25 @@ def test_a_replica_that_was_never_asked_is_taken_for_one_like_the_others():
     assert cheap < 2e-4
     assert dear > 8e-4
     assert cheap < unknown < dear
+
+
+def test_a_replica_that_comes_later_gets_its_half():
+    fleet = make_fleet(1)
+    for i in range(60):
+        fleet.finish(fleet.start(fleet.replicas["r0"], chat(f"{i}")), Timings(0, 8, 4, 60, 60))
+    fleet.add("new", "http://new", {})
+    sent = Counter[str]()
+    for i in range(8):
+        asked = chat(f"question {i}")
+        sent[fleet.start(fleet.order(asked)[0], asked).replica.name] += 1
+    assert sent == {"r0": 4, "new": 4}
+
+
+def test_an_answer_of_a_replica_that_went_teaches_the_others():
+    fleet = make_fleet(2)
+    flight = fleet.start(fleet.replicas.pop("r0"), chat("question"))
+    fleet.finish(flight, Timings(prompt_n=1000, prompt_ms=10))
+    assert fleet.replicas["r1"].prices.prompt_token < Prices().prompt_token
 
 
 def test_a_replica_that_was_slow_once_gets_another_chance():
