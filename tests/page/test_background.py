@@ -91,9 +91,7 @@ def test_what_is_sent_meanwhile_is_asked_when_the_answer_is_over(window: Window)
     assert b"Second question" in bytes(worker.requests[1].prompt)
 
 
-def test_what_is_queued_comes_back_into_the_field_when_the_answer_is_stopped(
-    window: Window,
-) -> None:
+def test_what_is_queued_comes_back_into_the_field_when_the_answer_is_stopped(window: Window):
     page = window.show(worker_that_writes("Half of it", hold=True))
     window.ask("First question", wait=False).get_by_text("Half of it").wait_for()
     window.ask("Second question", wait=False)
@@ -121,9 +119,7 @@ def test_a_server_that_comes_back_is_talked_to_again(window: Window, tmp_path: P
         expect(page.locator(".message")).to_have_count(4)
 
 
-def test_a_server_that_is_killed_in_mid_answer_leaves_what_it_wrote(
-    window: Window, tmp_path: Path
-) -> None:
+def test_a_server_that_is_killed_in_mid_answer_leaves_what_it_wrote(window: Window, tmp_path):
     window.expected = ("Failed to load", "404")
     page = window.page
     # a demo model stops soon and writes 400 tokens in a second; what is asked here has no end
@@ -250,9 +246,7 @@ def test_no_conversation_is_kept_without_the_answer_that_it_waits_for(window: Wi
     expect(window.answer()).to_contain_text("All of it")
 
 
-def test_an_answer_that_the_server_no_longer_has_is_kept_as_far_as_it_came(
-    window: Window,
-) -> None:
+def test_an_answer_that_the_server_no_longer_has_is_kept_as_far_as_it_came(window: Window) -> None:
     window.expected = ("404",)
     worker = worker_that_writes("Half of it", hold=True)
     page = window.show(worker)

@@ -192,9 +192,7 @@ def test_images_go_to_a_model_that_takes_them_and_to_no_other(window: Window, tm
     assert picture["image_url"]["url"].startswith("data:image/png;base64,")
 
 
-def test_images_and_sounds_are_counted_sent_and_shown_in_the_history(
-    window: Window, tmp_path: Path
-) -> None:
+def test_images_and_sounds_are_counted_sent_and_shown_in_the_history(window: Window, tmp_path):
     mmproj = projector(tmp_path / "mmproj.gguf", "janus_pro", 256, hears=True)
     for name, data in (("a.png", picture(1)), ("b.wav", wav(1)), ("c.wav", wav(1)[:50])):
         (tmp_path / name).write_bytes(data)

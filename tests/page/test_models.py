@@ -38,9 +38,7 @@ def router_of(folder: Path, **models: Path) -> Server:
     return Server(["--models-preset", str(preset)], folder)
 
 
-def test_a_router_offers_its_models_and_the_page_talks_to_the_chosen_one(
-    window: Window, tmp_path: Path
-) -> None:
+def test_a_router_offers_its_models_and_the_page_talks_to_the_chosen_one(window: Window, tmp_path):
     with router_of(tmp_path, one=TARGET, two=TARGET) as server:
         window.open(server.url)
         page = window.page
@@ -97,9 +95,7 @@ def test_a_model_is_changed_while_another_answers_and_both_answers_are_found_aga
         assert {one["status"]["value"] for one in listed} == {"loaded"}
 
 
-def test_a_request_that_is_repeated_goes_to_the_model_that_was_asked(
-    window: Window, tmp_path: Path
-) -> None:
+def test_a_request_that_is_repeated_goes_to_the_model_that_was_asked(window: Window, tmp_path):
     window.expected = ("ERR_FAILED", "404")  # it did not arrive
     page = window.page
     asked: list[Route] = []
@@ -121,9 +117,7 @@ def test_a_request_that_is_repeated_goes_to_the_model_that_was_asked(
         assert [route.request.post_data_json["model"] for route in asked] == ["one", "one"]
 
 
-def test_a_model_that_cannot_be_loaded_leaves_the_choice_of_another(
-    window: Window, tmp_path: Path
-) -> None:
+def test_a_model_that_cannot_be_loaded_leaves_the_choice_of_another(window: Window, tmp_path):
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(TARGET.read_bytes()[:100_000])
     window.expected = ("502",)
@@ -138,9 +132,7 @@ def test_a_model_that_cannot_be_loaded_leaves_the_choice_of_another(
         expect(page.locator("#models")).to_have_value("one")
 
 
-def test_the_list_shows_how_far_a_download_is_and_says_why_one_failed(
-    window: Window, tmp_path: Path
-) -> None:
+def test_the_list_shows_how_far_a_download_is_and_says_why_one_failed(window: Window, tmp_path):
     coming = {"id": "org/new:Q4", "status": {"value": "downloading"}}
     events = [
         {"event": "download_progress", "data": {"a": {"done": 1, "total": 4}}},

@@ -40,9 +40,7 @@ def victim(monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx2.Client]:
         yield client
 
 
-def test_a_navigation_to_the_proxy_runs_no_script(
-    window: Window, victim: httpx2.Client, tmp_path: Path
-) -> None:
+def test_a_navigation_to_the_proxy_runs_no_script(window: Window, victim: httpx2.Client, tmp_path):
     window.expected = ("403",)
     mark = tmp_path / "owned"
     pages = {"/x.html": SCRIPT.replace("CALL", repr(CALL % mark))}

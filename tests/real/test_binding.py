@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.architectures import tiny_hybrid
-from tests.models import BROKEN_KINDS, Broken, broken, tiny_llama
+from tests.models import BROKEN_KINDS, broken, tiny_llama
 from tests.real.answers import Setting, open_setting
 from tests.real.support import decode, engine_of
 from tests.rules.source import ROOT
@@ -260,9 +260,7 @@ def test_asking_for_states_that_were_not_kept_is_an_error(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", BROKEN_KINDS)
-def test_a_broken_gguf_is_a_model_error_that_names_the_file_and_the_reason(
-    kind: Broken, tmp_path: Path
-) -> None:
+def test_a_broken_gguf_is_a_model_error_that_names_the_file_and_the_reason(kind, tmp_path) -> None:
     path = broken(tmp_path / "bad.gguf", kind)
     with pytest.raises(ModelError, match=r"bad\.gguf") as caught:
         Model(path, EngineConfig(gpu_layers=0))

@@ -168,9 +168,7 @@ def test_a_trained_model_is_a_draft_model_but_few_texts_prove_nothing(
     assert str(candidate) in capsys.readouterr().out
 
 
-def test_a_draft_model_without_unused_tokens_loses_what_it_says(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_draft_model_without_unused_tokens_loses_what_it_says(folder: Path, tmp_path, capsys):
     folder = shutil.copytree(folder, tmp_path / "texts")  # it is purged
     output = tmp_path / "cut.gguf"
     flags = ("--draft-model", path(DRAFT), "--output", output, "--json")

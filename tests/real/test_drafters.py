@@ -225,9 +225,7 @@ def test_injected_features_are_found_at_their_positions(tmp_path: Path) -> None:
     ],
     ids=["eagle3", "shared", "reduced", "dflash", "dspark"],
 )
-def test_a_context_knows_what_it_reads(
-    write: Callable[[Path], Path], width: int, feature_width: int, tmp_path: Path
-) -> None:
+def test_a_context_knows_what_it_reads(write, width, feature_width, tmp_path) -> None:
     target = open_target(drafters.target(tmp_path / "target.gguf"))
     one = open_drafter(write(tmp_path / "draft.gguf"), target)
     assert (one.state_width, one.feature_width) == (width, feature_width)

@@ -84,9 +84,7 @@ def test_heads_beside_a_model_of_the_hub_are_downloaded_and_used_by_themselves(
         assert drafts_of(config) == (["mtp"], expected)
 
 
-def test_a_model_with_heads_of_its_own_needs_none_beside_it(
-    hub: FakeHub, files: dict[str, bytes]
-) -> None:
+def test_a_model_with_heads_of_its_own_needs_none_beside_it(hub: FakeHub, files: dict[str, bytes]):
     hub.repos[REPO] = {"a-Q8_0.gguf": files["whole"], "mtp-a-Q8_0.gguf": files["heads"]}
     assert drafts_of(config_of()) == (["suffix", "mtp"], "1 multi-token head of its own")
     assert hub.downloads == ["a-Q8_0.gguf"]
@@ -105,9 +103,7 @@ def test_what_nobody_asked_for_and_is_of_no_use_does_not_keep_a_model_from_start
         find_models(config_of("mtp"))
 
 
-def test_another_drafter_beside_the_model_is_used_when_its_type_is_named(
-    hub: FakeHub, tmp_path: Path
-) -> None:
+def test_another_drafter_beside_the_model_is_used_when_its_type_is_named(hub: FakeHub, tmp_path):
     model, draft = target(tmp_path / "a.gguf"), eagle3(tmp_path / "b.gguf")
     hub.repos[REPO] = {
         "a-Q8_0.gguf": model.read_bytes(),
@@ -196,9 +192,7 @@ def test_no_mtp_leaves_the_weights_of_the_heads_unloaded(tmp_path: Path) -> None
         ("step35", {"embedding_length": WIDTH}, "its width is 288 and the model's is"),
     ],
 )
-def test_heads_of_another_model_are_refused_by_name(
-    architecture: str, more: dict[str, int], says: str, tmp_path: Path
-) -> None:
+def test_heads_of_another_model_are_refused_by_name(architecture, more, says, tmp_path) -> None:
     target = with_heads(tmp_path / "target.gguf", "step35", 0)
     path = only_heads(tmp_path / "other.gguf", architecture, 1, more=more)
     with pytest.raises(ModelError, match=says):

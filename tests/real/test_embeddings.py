@@ -75,9 +75,7 @@ def test_a_text_has_the_same_vector_alone_and_among_others(
 
 
 @pytest.mark.parametrize("name", ["llama", "hybrid"])
-def test_the_last_tokens_vector_does_not_depend_on_the_pieces(
-    files: dict[str, Path], name: str
-) -> None:
+def test_the_last_tokens_vector_does_not_depend_on_the_pieces(files: dict[str, Path], name) -> None:
     model = embedder(files[name], pooling="last")
     assert model.can_split
     assert model.max_tokens > model.max_batch_tokens

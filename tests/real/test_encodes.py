@@ -35,9 +35,7 @@ def open_scheduler(files: Models, num_slots: int = 1, **parts: Any) -> Scheduler
     return build_scheduler(config, files)[0]
 
 
-def test_an_image_whose_clients_left_is_not_encoded_unless_another_waits_for_it(
-    files: Models,
-) -> None:
+def test_an_image_whose_clients_left_is_not_encoded_unless_another_waits_for_it(files: Models):
     scheduler = open_scheduler(files, 4, embedding=EmbeddingConfig(embeddings=True))
     asked = [
         ask(scheduler, name, BYTES[:9], picture(number), BYTES, sampling=sampling(0.0))
@@ -107,9 +105,7 @@ def test_an_image_whose_encoding_failed_is_encoded_for_the_next_who_asks(
     assert not play(scheduler, [asked])["a"].error
 
 
-def test_one_tenants_images_that_cannot_be_encoded_restart_no_engine(
-    files: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_tenants_images_that_cannot_be_encoded_restart_no_engine(files: Models, monkeypatch):
     scheduler = open_scheduler(files)
     monkeypatch.setattr(LlamaChunk, "encode", FAILING)
     asked = (ask(scheduler, f"{i}", [], picture(i), BYTES, max_tokens=1) for i in range(4))
@@ -153,9 +149,7 @@ def test_a_single_file_waits_for_one_of_a_request_with_many(files: Models, monke
     assert [file for (file,) in read] == [many[0], picture(9), *many[1:]]
 
 
-def test_files_of_a_request_that_left_are_not_read_even_if_one_was(
-    files: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_a_request_that_left_are_not_read_even_if_one_was(files: Models, monkeypatch):
     media: Any = open_scheduler(files).media
     has_begun, has_left, bitmap = threading.Event(), threading.Event(), media._bitmap
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -154,9 +153,7 @@ def test_penalties_count_the_last_tokens_of_the_text_only() -> None:
 
 
 @pytest.mark.parametrize("penalty", ["repeat_penalty", "dry_multiplier"])
-def test_the_whole_context_counts_where_it_is_longer_than_in_training(
-    penalty: str, tmp_path: Path
-) -> None:
+def test_the_whole_context_counts_where_it_is_longer_than_in_training(penalty, tmp_path) -> None:
     engine = engine_of(tiny_llama(tmp_path / "tiny.gguf"), context=2 * CONTEXT)
     params = replace(UNFILTERED, temperature=0.0, repeat_last_n=-1, dry_penalty_last_n=-1)
     one = Sampler(replace(params, **{penalty: 5.0}), engine, ())

@@ -83,9 +83,7 @@ def test_a_draft_model_with_a_projector_of_its_own_sees_the_images(target: str, 
 
 
 @pytest.mark.parametrize(("kind", "sees"), [("janus_pro", True), ("qwen2vl_merger", False)])
-def test_a_draft_model_sees_images_that_have_as_many_cells_for_it(
-    kind: Kind, sees: bool, tmp_path: Path
-) -> None:
+def test_a_draft_model_sees_images_that_have_as_many_cells_for_it(kind, sees, tmp_path) -> None:
     """With another width, and positions of another kind."""
     found = models(tmp_path, *TARGETS["causal"])
     (tmp_path / "draft").mkdir()
@@ -135,9 +133,7 @@ DRAFTERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("kind", ["janus_pro", "gemma3"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_draft_models_draft_behind_images_and_change_nothing(
-    kind: Kind, drafter: str, tmp_path: Path
-) -> None:
+def test_draft_models_draft_behind_images_and_change_nothing(kind, drafter, tmp_path) -> None:
     mmproj, (types, files) = projector(tmp_path / "mm.gguf", kind, 256), DRAFTERS[drafter]
     found = Models(demo.path(demo.TARGET), files["draft"], is_demo=True, projector=mmproj)
 
@@ -207,9 +203,7 @@ def test_heads_follow_the_states_of_image_rows(drafter: str, kind: Kind, tmp_pat
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_follow_up_question_reads_only_its_new_text_and_encodes_nothing(
-    target: str, tmp_path: Path
-) -> None:
+def test_a_follow_up_question_reads_only_its_new_text_and_encodes_nothing(target, tmp_path) -> None:
     scheduler = open_setting(Setting("off", 0, 2, exact=False), models(tmp_path, *TARGETS[target]))
     image = picture(4)
     first = ask(scheduler, "a", BYTES[:9], image, BYTES, sampling=sampling(0.0))

@@ -67,9 +67,7 @@ def test_a_text_ends_before_a_line_with_too_little_indentation(client: httpx2.Cl
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_the_sampler_needs_no_more_than_top_k_candidates(
-    engine: LlamaEngine, temperature: float
-) -> None:
+def test_the_sampler_needs_no_more_than_top_k_candidates(engine: LlamaEngine, temperature) -> None:
     params = SamplingParams(
         temperature=temperature, top_k=40, top_p=0.9, samplers=("top_k", "top_p", "infill")
     )
@@ -104,9 +102,7 @@ def test_candidates_that_begin_alike_count_together(engine: LlamaEngine) -> None
     assert long not in ids
 
 
-def test_a_vocabulary_that_the_sampler_would_abort_on_is_refused(
-    engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_vocabulary_that_the_sampler_would_abort_on_is_refused(engine: LlamaEngine, monkeypatch):
     params = SamplingParams(samplers=("top_k", "infill"))
     monkeypatch.setattr(engine.model.vocab, "_longest", 513)
     says = "a token of 513 bytes and it takes 512; leave it out"

@@ -98,9 +98,7 @@ def test_a_step_with_nothing_else_to_do_waits_for_what_is_looked_up(
     assert scheduler.running
 
 
-def test_nobody_waits_for_the_breakers_of_requests_that_are_gone(
-    tmp_path: Path, lookups: Lookups
-) -> None:
+def test_nobody_waits_for_the_breakers_of_requests_that_are_gone(tmp_path, lookups: Lookups):
     scheduler = scheduler_of(tmp_path, 2)
     for i in range(20):
         scheduler.submit(asking(f"gone {i}"))

@@ -99,9 +99,7 @@ def test_windows_and_snapshots_are_counted(tmp_path: Path) -> None:
     ids=["ubatch 32", "ubatch 2", "batch 8", "context 64"],
 )
 @pytest.mark.parametrize("write", [tiny_llama, tiny_hybrid])
-def test_small_batches_and_long_drafts_do_not_abort(
-    tmp_path: Path, settings: EngineConfig, write
-) -> None:
+def test_small_batches_and_long_drafts_do_not_abort(tmp_path, settings, write) -> None:
     path = write(tmp_path / "tiny.gguf")
     engine = LlamaEngine(Model(path, settings), settings, Limits(2, 2 * 512, 511))
     most = min(engine.max_batch_tokens, engine.max_outputs, 40)

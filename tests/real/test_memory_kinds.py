@@ -57,9 +57,7 @@ def test_a_sequence_of_saved_blocks_continues_in_another_place(
     np.testing.assert_allclose(decode(engine, [7], 40, seq_id=1), decode(fresh, [7], 40), atol=2e-2)
 
 
-def test_what_cannot_be_restored_leaves_an_empty_sequence(
-    kind_and_path: tuple[CacheKind, Path],
-) -> None:
+def test_what_cannot_be_restored_leaves_an_empty_sequence(kind_and_path: tuple[CacheKind, Path]):
     _, path = kind_and_path
     engine = engine_of(path)
     decode(engine, list(range(40)), 0)

@@ -140,9 +140,7 @@ def test_markers_of_known_chat_templates_are_rewritten_by_themselves(
     assert not set(spelled.draft_history[1:]) & set(translator.draft.controls)
 
 
-def test_pairs_given_by_hand_are_used_and_come_before_those_found(
-    make_tiny: Callable[..., Path],
-) -> None:
+def test_pairs_given_by_hand_are_used_and_come_before_those_found(make_tiny: Callable[..., Path]):
     target, draft = make_tiny("target"), make_tiny("draft", GEMMA, GEMMA_CHAT, shape=SMALLER)
     replaced = ("--spec-replace", "<|im_start|>user\n", "<start_of_turn>human\\n")
     config = config_of(*replaced, "--spec-replace", "hat", "hood")

@@ -114,9 +114,7 @@ def test_what_libllama_wrote_is_read(engine: LlamaEngine, numbers: list[int], tm
         ([-1, VERSION, 300, *[5] * 300, 0], "300 tokens but the context is 256"),
     ],
 )
-def test_a_list_of_tokens_that_cannot_be_is_refused(
-    engine: LlamaEngine, numbers: list[int], says: str, tmp_path: Path
-) -> None:
+def test_a_list_of_tokens_that_cannot_be_is_refused(engine: LlamaEngine, numbers, says, tmp_path):
     head = struct.pack("<III", api.LLAMA_STATE_SEQ_MAGIC, api.LLAMA_STATE_SEQ_VERSION, len(numbers))
     (tmp_path / "a.bin").write_bytes(head + np.array(numbers, "<i4").tobytes())
     with pytest.raises(RequestError, match=says):
@@ -188,9 +186,7 @@ def test_a_restored_slot_goes_on_where_it_was_saved(client: httpx2.Client, folde
     assert again["timings"]["prompt_n"] == 1
 
 
-def test_a_file_that_is_none_is_refused_and_the_server_lives(
-    client: httpx2.Client, folder: Path
-) -> None:
+def test_a_file_that_is_none_is_refused_and_the_server_lives(client: httpx2.Client, folder: Path):
     saved = act(client, "save").json()
     assert saved["n_saved"] >= 0
     client.post("/completion", json=BODY)

@@ -40,9 +40,7 @@ def start_and_stop(target: Path, state: Path | None, draft: Path | None = None) 
     return info
 
 
-def test_a_state_file_serves_its_models_again_and_no_others(
-    models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_state_file_serves_its_models_again_and_no_others(models: dict[str, Path], tmp_path):
     state = tmp_path / "deep" / "state.json"
     info = start_and_stop(models["one"], state)
     assert info.speculation["state"] == str(state)
@@ -76,9 +74,7 @@ def test_a_damaged_state_is_not_used_and_says_so(
     assert start_and_stop(models["one"], state).speculation["state_not_used"] == ""
 
 
-def test_a_named_file_that_cannot_be_written_stops_the_start(
-    models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_named_file_that_cannot_be_written_stops_the_start(models: dict[str, Path], tmp_path):
     (tmp_path / "file").touch()
     says = r"--spec-state .*state\.json cannot be written: .*; name another file, or none"
     with pytest.raises(ConfigError, match=says):

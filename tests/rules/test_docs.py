@@ -153,9 +153,7 @@ def test_the_readme_leads_to_every_document() -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), [pytest.param(n, c, id=n) for n, c in code_blocks()])
-def test_a_python_block_of_the_documents_runs(
-    name: str, code: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_python_block_of_the_documents_runs(name: str, code: str, tmp_path, request) -> None:
     _run(code, tmp_path / f"{name}.py", request)
 
 

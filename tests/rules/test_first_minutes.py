@@ -44,9 +44,7 @@ def right_answer(prompt: str) -> str:
 @pytest.mark.parametrize(
     ("where", "prompt"), [pytest.param(*i, id=i[0]) for i in prompts().items()]
 )
-def test_a_suggested_prompt_is_answered_right_and_from_drafts(
-    where: str, prompt: str, server_address: str
-) -> None:
+def test_a_suggested_prompt_is_answered_right_and_from_drafts(where, prompt, server_address: str):
     for seed in range(3):
         body = {
             "messages": [{"role": "user", "content": prompt}],

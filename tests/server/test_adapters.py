@@ -155,9 +155,7 @@ def test_scales_are_kept_of_the_tenants_that_set_other_ones_last(tmp_path, monke
         ([{}] * 257, "must have at most 256 items"),
     ],
 )
-def test_scales_that_cannot_be_had_are_refused(
-    adapted: httpx2.Client, wanted: Any, words: str
-) -> None:
+def test_scales_that_cannot_be_had_are_refused(adapted: httpx2.Client, wanted, words) -> None:
     for path, body in (
         ("/lora-adapters", wanted),
         ("/completion", {"prompt": "a", "lora": wanted or "x"}),

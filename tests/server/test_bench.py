@@ -40,9 +40,7 @@ def prompts(tmp_path: Path) -> Path:
     return file
 
 
-def test_it_starts_a_server_and_answers_the_same_prompts_in_every_way(
-    prompts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_starts_a_server_and_answers_the_same_prompts_in_every_way(prompts: Path, capsys):
     flags = ["--prompts", str(prompts), "--tokens", "8", "--seconds", "0", "--users", "1"]
     flags += ["--settings", "@4;suffix@2;auto:suffix", "--svg", str(prompts.with_suffix(".svg"))]
     assert COMMAND([*flags, "--temperatures", "0", "--context", "1024", "--json"]) == 0
@@ -108,9 +106,7 @@ def test_tune_needs_a_place_for_the_profile() -> None:
         (["stairs"], "the only one is steps"),
     ],
 )
-def test_what_cannot_be_measured_is_said_before_a_server_starts(
-    flags: list[str], message: str
-) -> None:
+def test_what_cannot_be_measured_is_said_before_a_server_starts(flags, message) -> None:
     with pytest.raises(ConfigError, match=message):
         COMMAND(flags)
 
@@ -183,9 +179,7 @@ def test_its_server_computes_as_the_users_but_is_not_reached_and_records_nothing
 
 
 @pytest.mark.parametrize("command", [COMMAND, tune.COMMAND])
-def test_its_server_has_the_preset_of_its_model(
-    command: Command, started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_server_has_the_preset_of_its_model(command, started: Started, tmp_path, monkeypatch):
     file = tmp_path / "models.ini"
     file.write_text("[some]\nc = 1024\nnp = 2\nport = 9\nrecord-mb = 2\n")
     monkeypatch.setenv("HEADSTART_MODELS_PRESET", str(file))
@@ -247,9 +241,7 @@ def test_a_bench_that_a_signal_ends_leaves_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
-def test_an_answer_has_no_more_tokens_than_its_body_and_the_flag_allow(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_has_no_more_tokens_than_its_body_and_the_flag_allow(name, tmp_path, monkeypatch):
     file = tmp_path / "prompts.jsonl"
     file.write_text(
         f'{{"messages": [], "{name}": 300}}\n{{"messages": [], "{name}": 4}}\n'

@@ -97,9 +97,7 @@ def test_llama_servers_own_form_has_a_list_of_vectors(embedding: httpx2.Client) 
         ({"input": "a", "dimensions": 33}, 400, "from 1 to 32"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_embedded_is_refused(
-    embedding: httpx2.Client, body: dict[str, object], status: int, words: str
-) -> None:
+def test_what_cannot_be_embedded_is_refused(embedding: httpx2.Client, body, status, words) -> None:
     answer = embedding.post("/v1/embeddings", json=body)
     assert answer.status_code == status
     assert re.search(words, answer.json()["error"]["message"])

@@ -53,9 +53,7 @@ def chat(client: httpx2.Client, part: dict[str, Any]) -> httpx2.Response:
 @pytest.mark.parametrize(
     "part", [image_part(picture(5)), sound_part(wav(5))], ids=["image", "sound"]
 )
-def test_the_openai_client_asks_about_a_file_and_asks_again(
-    client: httpx2.Client, part: dict[str, Any]
-) -> None:
+def test_the_openai_client_asks_about_a_file_and_asks_again(client: httpx2.Client, part) -> None:
     with openai_of(client) as sdk:
         asked = asking(part)
         first = sdk.chat.completions.create(model="m", **asked)
@@ -121,9 +119,7 @@ def test_files_are_read_from_the_folder_for_them_alone(client: httpx2.Client) ->
         (b"RIFF....WEBPVP8 " + bytes(30), "WebP|damaged"),
     ],
 )
-def test_what_is_no_image_is_a_clear_error(
-    client: httpx2.Client, image: bytes | str, says: str
-) -> None:
+def test_what_is_no_image_is_a_clear_error(client: httpx2.Client, image, says) -> None:
     answer = chat(client, image_part(image))
     assert answer.status_code == 400
     assert re.search(says, answer.json()["error"]["message"])

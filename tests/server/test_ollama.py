@@ -156,9 +156,7 @@ def test_a_failure_in_a_stream_is_its_last_line() -> None:
 
 
 @pytest.mark.parametrize("raw", [None, False, True])
-def test_log_probabilities_of_all_lines_are_those_of_the_whole_answer(
-    ask: Any, raw: bool | None
-) -> None:
+def test_log_probabilities_of_all_lines_are_those_of_the_whole_answer(ask: Any, raw) -> None:
     def answers(**more: Any) -> Any:
         if raw is None:
             return ask.chat("any", MESSAGES, logprobs=True, **more)
@@ -262,9 +260,7 @@ def test_a_field_that_cannot_be_honoured_is_the_clients_fault(
     assert says in answer.text
 
 
-def test_many_vectors_are_written_off_the_event_loop_and_too_many_refused(
-    embed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_vectors_are_written_off_the_event_loop_and_too_many_refused(embed: Any, monkeypatch):
     threads = threads_of(monkeypatch, ollama_module, "normalize")
     size = len(embed.embed("any", "a").embeddings[0])
     assert threads

@@ -57,9 +57,7 @@ def test_a_chat_is_answered_and_streamed_alike(client: httpx2.Client) -> None:
     assert text_of(streamed) == text
 
 
-def test_timings_and_the_log_line_tell_what_was_drafted(
-    server: Server, client: httpx2.Client
-) -> None:
+def test_timings_and_the_log_line_tell_what_was_drafted(server: Server, client: httpx2.Client):
     body = ENDLESS | {
         "stream": False,
         "max_tokens": 64,
@@ -286,8 +284,6 @@ def refused(arguments: Sequence[str], cache: Path) -> str:
     ],
     ids=["broken", "aborting"],
 )
-def test_a_model_that_cannot_be_loaded_is_refused(
-    write: Callable[[Path], Path], says: str, tmp_path: Path
-) -> None:
+def test_a_model_that_cannot_be_loaded_is_refused(write, says, tmp_path) -> None:
     path = write(tmp_path / "bad.gguf")
     assert re.search(says, refused(["--port", "0", "-m", str(path)], tmp_path))

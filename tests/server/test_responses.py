@@ -273,9 +273,7 @@ def test_what_cannot_be_answered_is_refused(body: dict[str, Any], words: str) ->
         ({"tools": [{"type": "function"}]}, "tools.0.function.name"),
     ],
 )
-def test_what_a_chat_refuses_is_refused_in_a_response_too(
-    client: httpx2.Client, body: dict[str, Any], words: str
-) -> None:
+def test_what_a_chat_refuses_is_refused_in_a_response_too(client: httpx2.Client, body, words):
     assert words in error_of(client.post("/v1/responses", json={"input": "a"} | body), 400)
 
 
@@ -315,9 +313,7 @@ def test_a_client_that_leaves_cancels_its_request() -> None:
         assert worker.cancelled.get(timeout=60).startswith("resp_")
 
 
-def test_a_conversation_is_put_together_off_the_event_loop(
-    client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_conversation_is_put_together_off_the_event_loop(client: httpx2.Client, monkeypatch):
     threads = threads_of(monkeypatch, responses, "chat_body")
     first = client.post("/v1/responses", json={"input": "Hi"}).json()
     for path in ("/v1/responses", "/v1/responses/input_tokens"):
@@ -327,9 +323,7 @@ def test_a_conversation_is_put_together_off_the_event_loop(
     assert all("prompts" in one for one in threads)
 
 
-def test_a_kept_answer_goes_on_though_its_client_left_as_its_prompt_was_put_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_kept_answer_goes_on_though_its_client_left_as_its_prompt_was_put_together(monkeypatch):
     begun, may_go_on = threading.Event(), threading.Event()
 
     def slow(*given: Any) -> ChatBody:

@@ -158,9 +158,7 @@ def test_killing_a_child_ends_its_requests_only_and_each_says_so(
     assert ask(client, "one").status_code == 200, "it is loaded again"
 
 
-def test_models_are_unloaded_with_all_their_processes(
-    server: Server, client: httpx2.Client
-) -> None:
+def test_models_are_unloaded_with_all_their_processes(server: Server, client: httpx2.Client):
     assert ask(client, "two").status_code == 200
     assert processes_of(server, "--alias=two")
     assert client.post("/models/unload", json={"model": "two"}).json() == {"success": True}

@@ -126,9 +126,7 @@ def test_a_transcription_is_the_answer_of_a_chat_with_the_sound(client: httpx2.C
         ({f"f{i}": (None, "a") for i in range(300)}, "at most 256"),
     ],
 )
-def test_what_is_no_transcription_is_a_clear_error(
-    client: httpx2.Client, fields: dict[str, Any], says: str
-) -> None:
+def test_what_is_no_transcription_is_a_clear_error(client: httpx2.Client, fields, says) -> None:
     answer = client.post("/v1/audio/transcriptions", files=fields or {"x": (None, "a")})
     assert answer.status_code == 400
     assert says in answer.json()["error"]["message"]

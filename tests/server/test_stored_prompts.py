@@ -50,9 +50,7 @@ def ask(folder: Path, *flags: str) -> tuple[str, int, dict[str, Any], str]:
     return answer["content"], answer["timings"]["prompt_n"], told, "".join(server.lines)
 
 
-def test_a_server_as_it_comes_does_not_read_a_prompt_again_and_names_what_it_keeps(
-    tmp_path: Path,
-) -> None:
+def test_a_server_as_it_comes_does_not_read_a_prompt_again_and_names_what_it_keeps(tmp_path):
     text, num_read, told, log = ask(tmp_path)
     assert num_read > 300
     folder = tmp_path / "prompts"
@@ -102,9 +100,7 @@ def heard(request: Any) -> Any:
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
-def test_a_client_of_any_api_can_ask_that_nothing_is_written(
-    path: str, body: dict[str, Any], field: str
-) -> None:
+def test_a_client_of_any_api_can_ask_that_nothing_is_written(path, body, field) -> None:
     worker = FakeWorker(heard)
     worker.info_when_ready = replace(INFO, modalities=("audio",))
     with serving(worker) as client:
@@ -115,9 +111,7 @@ def test_a_client_of_any_api_can_ask_that_nothing_is_written(
 
 
 @pytest.mark.parametrize(("free", "mib"), [(2**44, 10240), (2**33, 819)])
-def test_the_bound_is_10_gib_or_a_tenth_of_what_is_free(
-    free: int, mib: int, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bound_is_10_gib_or_a_tenth_of_what_is_free(free, mib, home: Path, monkeypatch) -> None:
     monkeypatch.setattr(stored_prompts, "disk_usage", lambda path: Usage(free))
     assert with_prompts(Config()).scheduler.cache_disk == mib
 

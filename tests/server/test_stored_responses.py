@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import httpx2
 import pytest
 from tests.planted import noted, threads_of
@@ -107,9 +105,7 @@ def test_what_a_response_tells_beside_its_items_is_not_counted_again_for_the_nex
         {"input": [{"role": "user", "content": "Hi", "more": [{}] * 5000}]},
     ],
 )
-def test_all_that_a_response_keeps_is_counted(
-    client: httpx2.Client, monkeypatch: pytest.MonkeyPatch, field: dict[str, Any]
-) -> None:
+def test_all_that_a_response_keeps_is_counted(client: httpx2.Client, monkeypatch, field) -> None:
     calls = noted(monkeypatch, ResponseStore, "put")
     tools = [{"type": "function", "name": "f", "parameters": {}}]
     client.post("/v1/responses", json={"input": "Hi", "tools": tools, **field})

@@ -89,9 +89,7 @@ def test_the_libraries_of_an_archive_are_installed_and_nothing_else_is_left(
     assert [path.name for path in folder.parent.iterdir()] == ["libllama"]
 
 
-def test_a_download_that_was_cut_off_goes_on(
-    site: Site, pin: Callable[..., None], tmp_path: Path
-) -> None:
+def test_a_download_that_was_cut_off_goes_on(site: Site, pin: Callable[..., None], tmp_path):
     row = site.add("a.whl", os.urandom(100_000))
     pin(row)
     folder = tmp_path / "cache/libllama"

@@ -27,9 +27,7 @@ from headstart.types.speculation_stats import SpeculationStats
         ("auto:suffix,draft-model", ("suffix", "draft-model"), "auto", None),
     ],
 )
-def test_an_arm_is_read_from_its_name(
-    name: str, types: tuple[str, ...], mode: str, length: int | None
-) -> None:
+def test_an_arm_is_read_from_its_name(name, types, mode, length) -> None:
     arm = parse_arm(name)
     assert arm == Arm(name, types, mode, length)
     assert arm.config().spec == mode

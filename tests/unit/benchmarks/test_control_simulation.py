@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 from benchmarks import control_simulation
-from benchmarks.control_simulation import Line
 
 
 @pytest.mark.parametrize(
@@ -19,9 +16,7 @@ from benchmarks.control_simulation import Line
     ],
     ids=["table", "tiled", "snapshots", "hybrids"],
 )
-def test_a_line_has_a_speed_for_each_policy_and_a_ratio_for_each_pair(
-    rows: Callable[[], Iterator[Line]],
-) -> None:
+def test_a_line_has_a_speed_for_each_policy_and_a_ratio_for_each_pair(rows) -> None:
     line = next(rows())
     ratios = len(line.compared) * len(line.others)
     assert ratios

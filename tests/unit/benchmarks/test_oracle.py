@@ -43,9 +43,7 @@ def least_ms(guesses: Guesses, curve: CostCurve, round_ms: float) -> float:
 
 @pytest.mark.parametrize("curve", [CPU, TILES])
 @pytest.mark.parametrize("round_ms", [0.0, 6.0, 1000.0])
-def test_hindsight_of_one_user_is_the_best_of_all_choices(
-    curve: CostCurve, round_ms: float
-) -> None:
+def test_hindsight_of_one_user_is_the_best_of_all_choices(curve, round_ms) -> None:
     random = Random(1)
     for length in (1, 2, 7, 40):
         guesses = make_guesses(random, length)
@@ -60,9 +58,7 @@ def test_without_right_guesses_hindsight_is_off() -> None:
 
 
 @pytest.mark.parametrize(("curve", "tolerance"), [(CPU, 0.01), (TILES, 0.05)])
-def test_hindsight_of_two_users_is_near_the_best_of_all_choices(
-    curve: CostCurve, tolerance: float
-) -> None:
+def test_hindsight_of_two_users_is_near_the_best_of_all_choices(curve, tolerance) -> None:
     random, ratios = Random(2), []
     for _ in range(10):
         group = [make_guesses(random, random.randint(12, 20)) for _ in range(2)]
@@ -96,9 +92,7 @@ def least_together(group: Sequence[Guesses], curve: CostCurve) -> float:
 @pytest.mark.parametrize("curve", [CPU, TILES])
 @pytest.mark.parametrize(("num_users", "tolerance"), [(1, 0.0), (4, SEVERAL_USERS)])
 @pytest.mark.parametrize("types", ["suffix", "ngram-simple"])
-def test_no_arm_is_ahead_of_hindsight(
-    curve: CostCurve, num_users: int, tolerance: float, types: str
-) -> None:
+def test_no_arm_is_ahead_of_hindsight(curve, num_users, tolerance, types) -> None:
     texts, replay = make_texts(8), make_replay(num_users, curve)
     best = replay.hindsight([types], texts)
     names = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 import pytest
 from benchmarks.lib.watched import LIMIT, Watchdog, tell_stalls
@@ -24,9 +23,7 @@ def rest(dog: Watchdog) -> None:
 
 
 @pytest.mark.parametrize(("function", "code"), [(compute, 1), (rest, 0)])
-def test_computing_for_long_fails_with_its_stack_and_waiting_is_only_told(
-    function: Callable[[Watchdog], None], code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_computing_for_long_fails_with_its_stack_and_waiting_is_only_told(function, code, capsys):
     dog = Watchdog()
     dog.piece("command", function)(dog)
     log = capsys.readouterr().err

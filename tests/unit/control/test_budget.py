@@ -144,9 +144,7 @@ def test_drafts_beside_prompts_also_pay_for_those_who_read() -> None:
     assert lengths[0] > lengths[1] > lengths[2] == 0
 
 
-def test_long_doubtful_drafts_are_worth_more_than_short_sure_ones_only_where_rows_are_cheap() -> (
-    None
-):
+def test_long_doubtful_drafts_are_worth_more_than_short_sure_ones_only_where_rows_are_cheap():
     long, short = [0.5] * 10, [0.9, 0.85]
     step = Step(1, 1, 100)
     cheap = Budget(measured({1: 10.0, 8: 10.1, 16: 10.2}))

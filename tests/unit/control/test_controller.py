@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from statistics import geometric_mean
-from typing import Any
 
 import pytest
 from benchmarks.lib.simulated_models import ModelSimulation
@@ -79,9 +77,7 @@ def test_what_was_learned_of_other_texts_makes_no_server_slower_than_one_that_kn
         lambda file: file.update(crc32=None),
     ],
 )
-def test_a_state_that_is_damaged_or_was_edited_is_refused_and_changes_nothing(
-    tmp_path: Path, damage: Any
-) -> None:
+def test_a_state_that_is_damaged_or_was_edited_is_refused_and_changes_nothing(tmp_path, damage):
     path, controller = tmp_path / "state.json", trained()
     controller.save(StateFile(path, {}))
     file = json.loads(path.read_text())
@@ -101,9 +97,7 @@ def test_a_state_that_is_damaged_or_was_edited_is_refused_and_changes_nothing(
         (lambda state: state["calibration"].update(tables=[["text", 7]]), "AttributeError"),
     ],
 )
-def test_a_state_of_another_form_is_refused_in_words(
-    tmp_path: Path, change: Callable[[dict[str, Any]], object], says: str
-) -> None:
+def test_a_state_of_another_form_is_refused_in_words(tmp_path, change, says) -> None:
     path = tmp_path / "state.json"
     trained().save(StateFile(path, {}))
     file = StateFile(path, {})
@@ -135,9 +129,7 @@ def test_auto_is_never_slower_than_off(curve: str, workload: str, num_slots: int
 
 @pytest.mark.parametrize("curve", ["cpu", "gpu", "moe"])
 @pytest.mark.parametrize(("workload", "num_slots"), [("mixed", 1), ("looping", 1), ("per-slot", 4)])
-def test_auto_is_as_good_as_the_best_fixed_length(
-    curve: str, workload: str, num_slots: int
-) -> None:
+def test_auto_is_as_good_as_the_best_fixed_length(curve, workload, num_slots) -> None:
     run, controller = (
         Simulation(workload, curve, num_slots, tokens=1500 // num_slots + 100),
         Controller(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from benchmarks.lib.steps import SlotDraft, assign_rows, decode, lengths
@@ -253,9 +253,7 @@ def comes_in_bursts(step: int, load: float) -> float:
 
 
 @pytest.mark.parametrize("load_at", [rises_suddenly, falls_suddenly, comes_in_bursts])
-def test_widths_not_seen_keep_their_price_beside_others_whatever_the_load_does(
-    load_at: Callable[[int, float], float],
-) -> None:
+def test_widths_not_seen_keep_their_price_beside_others_whatever_the_load_does(load_at) -> None:
     rng, table, load = random.Random(1), CostTable(), 0.0
 
     def truth(rows: int) -> float:

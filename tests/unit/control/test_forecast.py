@@ -25,9 +25,7 @@ def expected(profile: Profile, length: int) -> float:
 
 
 @pytest.mark.parametrize(("going_on", "kept"), [(0.8, 0.6), (1.0, 1.0), (0.0, 0.0)])
-def test_a_forecast_is_the_sum_of_the_products_at_each_position(
-    going_on: float, kept: float
-) -> None:
+def test_a_forecast_is_the_sum_of_the_products_at_each_position(going_on, kept) -> None:
     rates = np.broadcast_to((going_on, kept), (1, len(LIMITS), 2, 2))
     tokens, rows, rounds = forecast(rates, LENGTHS)
     for i, length in enumerate(LENGTHS[0]):

@@ -40,9 +40,7 @@ def lengths(controller: Controller, slot: AskedAnswer, order: tuple[str, ...]) -
     [((4, 1), (3.0, 3.0)), ((4, 4), (2.0, 9.0)), ((4, 0), (3.0, 3.0))],
     ids=["more often right", "cheaper", "the only one that pays"],
 )
-def test_the_better_model_drafts_whichever_is_planned_first(
-    num_right: tuple[int, int], round_ms: tuple[float, float], *, is_first: bool
-) -> None:
+def test_the_better_model_drafts_whichever_is_planned_first(num_right, round_ms, *, is_first):
     names = ("good", "bad")
     controller = two_models(
         round_ms=dict(zip(names, round_ms, strict=True)),

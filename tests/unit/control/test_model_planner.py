@@ -162,9 +162,7 @@ def test_an_unread_prompt_does_not_keep_the_model_from_the_others() -> None:
 
 
 @pytest.mark.parametrize("unread", [200, 4])
-def test_a_model_never_used_drafts_for_one_slot_until_it_has_shown_what_it_is_worth(
-    unread: int,
-) -> None:
+def test_a_model_never_used_drafts_for_one_slot_until_it_has_shown_what_it_is_worth(unread) -> None:
     """Else it reads everybody's prompt for a belief."""
     controller, step = Controller(), Step(4, 4, 100)
     controller.trust_scores("model")

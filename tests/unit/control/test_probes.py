@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from benchmarks.lib.simulated_models import BothSimulation
@@ -87,9 +86,7 @@ def answer(
 
 @pytest.mark.parametrize("is_restarted", [False, True])
 @pytest.mark.parametrize("prompt", [200, 1000])
-def test_a_model_that_became_good_is_used_again_on_long_prompts(
-    prompt: int, is_restarted: bool, tmp_path: Path
-) -> None:
+def test_a_model_that_became_good_is_used_again_on_long_prompts(prompt, is_restarted, tmp_path):
     """Not if each probe is charged with the whole prompt and reads 256 tokens of it."""
     controller = make_controller()
     for seq_id in range(30):
@@ -106,9 +103,7 @@ def test_a_model_that_became_good_is_used_again_on_long_prompts(
 
 
 @pytest.mark.parametrize("prompt", [1000, 4000])
-def test_a_model_that_became_good_is_soon_seen_to_be_where_it_can_skip_most_of_a_prompt(
-    prompt: int,
-) -> None:
+def test_a_model_that_became_good_is_soon_seen_to_be_where_it_can_skip_most_of_a_prompt(prompt):
     """Not if a probe reads all of it."""
     controller = make_controller()
     for seq_id in range(30):
@@ -139,9 +134,7 @@ def test_a_model_that_is_good_only_with_the_whole_text_is_given_all_of_it() -> N
 
 @pytest.mark.parametrize("can_skip", [False, True])
 @pytest.mark.parametrize("prompt", [200, 1000, 4000])
-def test_a_useless_model_costs_little_however_long_the_prompts_are(
-    prompt: int, can_skip: bool
-) -> None:
+def test_a_useless_model_costs_little_however_long_the_prompts_are(prompt, can_skip) -> None:
     controller, num_requests = make_controller(), 200
     spent = sum(
         answer(controller, i, prompt, is_good=False, can_skip=can_skip)[1]
@@ -220,9 +213,7 @@ def test_a_model_that_lost_its_credit_and_became_good_drafts_again_in_the_same_r
 
 @pytest.mark.parametrize("times", [3.0, 100.0])
 @pytest.mark.parametrize("was_timed", [False, True])
-def test_a_model_slower_than_its_price_costs_a_small_share_of_the_time(
-    times: float, was_timed: bool
-) -> None:
+def test_a_model_slower_than_its_price_costs_a_small_share_of_the_time(times, was_timed) -> None:
     """A price learns slowly, so a probe is charged what it took."""
     controller, spent, num_steps = make_controller(), 0.0, 20_000
     if not was_timed:
@@ -244,9 +235,7 @@ def test_a_model_slower_than_its_price_costs_a_small_share_of_the_time(
 
 @pytest.mark.parametrize("catch_up", [None, 0], ids=["raises", "reads nothing"])
 @pytest.mark.parametrize("can_skip", [False, True])
-def test_a_model_that_fails_again_and_again_costs_a_small_share_of_the_time(
-    catch_up: int | None, can_skip: bool
-) -> None:
+def test_a_model_that_fails_again_and_again_costs_a_small_share_of_the_time(catch_up, can_skip):
     """One that raises is off until the request ends."""
     controller, spent, num_steps = make_controller(), 0.0, 0
     for number in range(200):

@@ -35,9 +35,7 @@ def learned(path: Path, models: dict[str, ModelId]) -> None:
     Controller().save(StateFile(path, models))
 
 
-def test_a_state_of_another_model_is_refused_by_name_with_the_remedy_and_left_alone(
-    path: Path,
-) -> None:
+def test_a_state_of_another_model_is_refused_by_name_with_the_remedy_and_left_alone(path: Path):
     learned(path, TARGET | {"draft model": DRAFT})
     before = path.read_bytes()
     with pytest.raises(
@@ -136,9 +134,7 @@ def test_a_file_that_cannot_be_written_later_is_noticed_at_once_and_not_touched(
 
 
 @pytest.mark.parametrize("number", ["0.5", "1" + "0" * 400, "[" * 100_000])
-def test_a_number_that_was_changed_or_that_python_cannot_hold_is_a_damaged_file(
-    path: Path, number: str
-) -> None:
+def test_a_number_that_was_changed_or_that_python_cannot_hold_is_a_damaged_file(path: Path, number):
     learned(path, TARGET)
     path.write_text(path.read_text().replace('"level":0.0', f'"level":{number}'))
     assert Controller().load(StateFile(path, TARGET))
@@ -154,9 +150,7 @@ def test_a_device_or_pipe_is_neither_read_nor_replaced(tmp_path: Path) -> None:
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
-def test_a_folder_that_cannot_be_looked_into_is_named_and_ends_nothing(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_looked_into_is_named_and_ends_nothing(path: Path, monkeypatch):
     def refuse(self: Path) -> bool:
         raise PermissionError(13, "Permission denied", str(self))
 
@@ -164,9 +158,7 @@ def test_a_folder_that_cannot_be_looked_into_is_named_and_ends_nothing(
     assert "Permission denied" in StateFile(path, TARGET).why_not
 
 
-def test_scores_are_what_the_class_says_now_not_what_it_said_when_the_state_was_saved(
-    tmp_path: Path,
-) -> None:
+def test_scores_are_what_the_class_says_now_not_what_it_said_when_the_state_was_saved(tmp_path):
     before, now = Controller(), Controller()
     before.trust_scores("text")
     before.save(StateFile(tmp_path / "state", {}))

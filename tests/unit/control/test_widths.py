@@ -124,9 +124,7 @@ def test_a_width_that_a_disturbed_warm_up_made_dear_is_padded_for_some_steps_onl
 
 @pytest.mark.parametrize("curve", TILED_CURVES)
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 5, 6, 7, 8])
-def test_users_get_at_least_what_plain_steps_and_the_best_padding_give(
-    curve: str, num_slots: int
-) -> None:
+def test_users_get_at_least_what_plain_steps_and_the_best_padding_give(curve, num_slots) -> None:
     run = Simulation("nothing", curve, num_slots, tokens=1500 // num_slots)
     controller = Controller()
     run.warm_up(controller)

@@ -55,9 +55,7 @@ def test_efficiency_cores_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"), [("max 100000", 4), ("150000 100000", 2), ("20000 100000", 1)]
 )
-def test_a_container_gets_no_more_threads_than_it_pays_for(
-    tmp_path: Path, line: str, expected: int
-) -> None:
+def test_a_container_gets_no_more_threads_than_it_pays_for(tmp_path, line, expected) -> None:
     write(tmp_path / "groups" / "cpu.max", line + "\n")
     cpus = processors(tmp_path / "cpus", PAIRS)
     assert default_threads(cpus, tmp_path / "groups") == expected

@@ -68,9 +68,7 @@ def test_without_filters_tokens_have_the_restricted_distribution(ids: tuple[int,
 
 
 @pytest.mark.parametrize("ids", [(0, 3, 5), (2, 4, 6, 7)])
-def test_the_token_is_the_argmax_of_log_p_and_noise_over_the_legal_tokens(
-    ids: tuple[int, ...],
-) -> None:
+def test_the_token_is_the_argmax_of_log_p_and_noise_over_the_legal_tokens(ids) -> None:
     chosen = np.array(ids, np.int32)
     for seed in range(20):
         legal = Legal(ids)
@@ -185,9 +183,7 @@ def test_the_note_says_among_which_ids_a_token_was_chosen() -> None:
         {"temperature": 0.0},
     ],
 )
-def test_short_cuts_for_few_and_for_many_legal_tokens_choose_alike(
-    share: float, params: dict[str, Any]
-) -> None:
+def test_short_cuts_for_few_and_for_many_legal_tokens_choose_alike(share, params) -> None:
     """In a large vocabulary; against the same with all other logits at minus infinity."""
     size = 30_000
     random = np.random.default_rng(int(share * 1e4))

@@ -229,9 +229,7 @@ def test_many_banned_tokens_cost_a_token_no_more_than_a_look_at_each(temperature
         ({"repeat_penalty": 1.5, "repeat_last_n": -1}, 1000),
     ],
 )
-def test_filters_read_no_more_of_a_prompt_than_they_look_back(
-    params: dict[str, Any], num_read: int
-) -> None:
+def test_filters_read_no_more_of_a_prompt_than_they_look_back(params, num_read) -> None:
     one = sampler(**params)
     read: list[int] = []
     one._filters.accept = read.append  # type: ignore[method-assign]
@@ -261,9 +259,7 @@ def test_log_probabilities_are_the_log_softmax_best_first() -> None:
 
 
 @pytest.mark.parametrize("count", [1500, 4000, 6000])
-def test_very_many_alternatives_are_the_best_too_and_the_lower_id_counts_among_equals(
-    count: int,
-) -> None:
+def test_very_many_alternatives_are_the_best_too_and_the_lower_id_counts_among_equals(count):
     logits = np.random.default_rng(2).integers(0, 50, 5000).astype(np.float32)
     found = token_logprobs(logits, 3, count)
     best = np.argsort(-logits, kind="stable")[:count]

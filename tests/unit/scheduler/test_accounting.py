@@ -68,9 +68,7 @@ def chain_scheduler(
 
 @pytest.mark.parametrize("spec", [fixed(4), AUTO, SpeculationConfig(spec="auto", draft_min=3)])
 @pytest.mark.parametrize("seed", [None, 0, 1])
-def test_each_step_of_a_slot_is_a_draft_or_a_reason_of_every_speculator(
-    spec: SpeculationConfig, seed
-) -> None:
+def test_each_step_of_a_slot_is_a_draft_or_a_reason_of_every_speculator(spec, seed) -> None:
     wishes = (
         SpeculativeParams(),
         SpeculativeParams(types=("draft-model", "suffix")),

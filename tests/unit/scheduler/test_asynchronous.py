@@ -105,9 +105,7 @@ class NotingController(Controller):
 
 
 @pytest.mark.parametrize("is_asynchronous", [False, True])
-def test_control_learns_of_a_models_draft_while_a_device_verifies_it(
-    *, is_asynchronous: bool
-) -> None:
+def test_control_learns_of_a_models_draft_while_a_device_verifies_it(*, is_asynchronous) -> None:
     request = endless([1, 2, 3], 30)
     engine = Device()
     engine.is_asynchronous = is_asynchronous
@@ -126,9 +124,7 @@ def test_control_learns_of_a_models_draft_while_a_device_verifies_it(
         (False, "decode decoded TokenEvent decode decoded TokenEvent decode decoded TokenEvent"),
     ],
 )
-def test_events_go_out_while_a_device_computes_the_next_step_and_else_at_once(
-    is_asynchronous: bool, log: str
-) -> None:
+def test_events_go_out_while_a_device_computes_the_next_step_and_else_at_once(is_asynchronous, log):
     engine = Device()
     engine.is_asynchronous = is_asynchronous
     scheduler = make_scheduler(engine)
@@ -190,9 +186,7 @@ def test_the_loop_tells_all_that_was_said_before_it_stops() -> None:
 
 
 @pytest.mark.parametrize("last", [[[CANCEL, Stop()]], [[CANCEL], [Stop()]]], ids=["last", "before"])
-def test_a_cancelled_request_has_its_end_told_when_the_loop_stops_or_waits(
-    last: list[Sequence[Command]],
-) -> None:
+def test_a_cancelled_request_has_its_end_told_when_the_loop_stops_or_waits(last) -> None:
     end = told_by_loop([REQUEST], [], *last)[3][-1]
     assert isinstance(end, FinishEvent)
     assert end.reason == "cancelled"
@@ -224,9 +218,7 @@ class Watching(Speculator):
 
 @pytest.mark.parametrize("spec", [fixed(4), AUTO], ids=["fixed", "auto"])
 @pytest.mark.parametrize("chunk", [1, 16, 32, 64])
-def test_begin_comes_with_the_first_token_and_the_first_step_has_no_draft(
-    chunk: int, spec: SpeculationConfig
-) -> None:
+def test_begin_comes_with_the_first_token_and_the_first_step_has_no_draft(chunk, spec) -> None:
     """A prompt of one token, one that is all in the cache, and ones whose last token is a chunk of
     its own.
     """

@@ -186,9 +186,7 @@ def compare(kernel: Kernel, **settings: int) -> WidthClasses:
     ],
     ids=["one", "single", "three", "rows left over"],
 )
-def test_a_kernel_that_depends_on_the_width_is_found_and_named(
-    kernel: Kernel, names: str, chosen: Widths
-) -> None:
+def test_a_kernel_that_depends_on_the_width_is_found_and_named(kernel, names, chosen) -> None:
     classes = compare(kernel)
     assert (str(classes), classes.choose()) == (names, chosen)
     assert classes.change == pytest.approx(0.125 * (len(classes.classes) > 1), abs=0.13)

@@ -261,9 +261,7 @@ class NamelessError(Exception):
         ({"describe": raising(OSError("no \udc80"))}, ""),
     ],
 )
-def test_whatever_a_speculator_says_can_be_reported(
-    does: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_a_speculator_says_can_be_reported(does, says, monkeypatch) -> None:
     # xdist cannot pass on a log with these names
     monkeypatch.setattr(logging.Logger, "exception", lambda *arguments: None)
     scheduler = make_scheduler(Model(), [Broken(**does)])
@@ -294,9 +292,7 @@ def test_one_that_cannot_time_itself_is_measured_later(error: BaseException) -> 
     "says",
     [KeyError("x"), SystemExit(3), {"a": object()}, {"a": 2**70}, [1], None, {"a": lambda: 1}],
 )
-def test_a_description_that_fails_costs_itself_only_and_is_logged_once(
-    says: object, caplog
-) -> None:
+def test_a_description_that_fails_costs_itself_only_and_is_logged_once(says, caplog) -> None:
     describe = raising(says) if isinstance(says, BaseException) else lambda _: says
     requests = make_requests(2)
     scheduler = make_scheduler(Model(), [Broken(describe=describe)])

@@ -55,9 +55,7 @@ def test_small_requests_without_end_do_not_keep_out_a_big_one(tenant: str, seed:
     assert scheduler.counters.preemptions < 20
 
 
-def test_texts_without_end_that_fill_the_context_have_turns(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_texts_without_end_that_fill_the_context_have_turns(monkeypatch) -> None:
     """One of them had all cells for ever."""
     monkeypatch.setattr(cell_order, "TURN", 64)
     scheduler = make_scheduler(Model(2, context_size=128, num_cells=128), context_shift=True)
@@ -71,9 +69,7 @@ def test_texts_without_end_that_fill_the_context_have_turns(
     assert scheduler.counters.preemptions < 2 * 2000 / 64
 
 
-def test_the_turn_of_a_tenant_lasts_though_each_of_its_requests_is_short(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_turn_of_a_tenant_lasts_though_each_of_its_requests_is_short(monkeypatch) -> None:
     monkeypatch.setattr(cell_order, "TURN", 128)
     scheduler = make_scheduler(Model(2, num_cells=512), context_shift=True)
     scheduler.submit(endless([7 * index % EOS for index in range(300)], namespace="b"))
@@ -124,9 +120,7 @@ class Watch:
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("shifts", [False, True])
-def test_whatever_comes_each_request_has_its_turn_and_ends(
-    shifts: bool, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whatever_comes_each_request_has_its_turn_and_ends(shifts, seed, monkeypatch) -> None:
     monkeypatch.setattr(cell_order, "TURN", 8)
     chance, context = random.Random(seed), 64
     engine = Model(2 if shifts else None, context_size=context, num_cells=96)

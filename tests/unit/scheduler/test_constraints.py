@@ -81,9 +81,7 @@ def speculators(*names: str) -> list[Speculator]:
 
 @pytest.mark.parametrize(("parallel", "spec"), [(1, fixed(6)), (4, AUTO)], ids=["alone", "beside"])
 @pytest.mark.parametrize("name", sorted(SPECULATORS))
-def test_the_text_is_the_same_with_every_speculator(
-    name: str, parallel: int, spec: SpeculationConfig
-) -> None:
+def test_the_text_is_the_same_with_every_speculator(name, parallel, spec) -> None:
     check_every(speculators(name), spec, parallel=parallel)
 
 

@@ -78,9 +78,7 @@ def long_requests(temperature: float) -> list[Request]:
     [(), ("draft-model",), ("suffix", "draft-model"), ("ngram-mod", "ngram-cache")],
     ids=str,
 )
-def test_a_shifted_text_is_identical_with_and_without_drafts(
-    chain: Sequence[str], temperature: float
-) -> None:
+def test_a_shifted_text_is_identical_with_and_without_drafts(chain, temperature) -> None:
     order = 2 if temperature else None
     requests = long_requests(temperature)
     for spec in (fixed(5), AUTO)[: 1 + bool(chain)]:
@@ -163,9 +161,7 @@ def test_moved_pieces_are_whole_tokens() -> None:
         ([1] * 60_000, [*[1] * 3_999, 2] * 15, 4_000),
     ],
 )
-def test_no_prompt_makes_the_search_long_or_its_result_many_pieces(
-    cached: list[int], prompt: list[int], least: int
-) -> None:
+def test_no_prompt_makes_the_search_long_or_its_result_many_pieces(cached, prompt, least) -> None:
     """The first text's bytes are in the second's, but between tokens: each was a new search. The
     last are nearly periodic.
     """

@@ -124,9 +124,7 @@ def test_where_reading_the_prompt_again_is_faster_it_is_read_again(
     assert settled(scheduler.cache.offloading.disk).report().num_restored == 0
 
 
-def test_conversations_behind_one_system_prompt_share_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_conversations_behind_one_system_prompt_share_its_files(tmp_path, monkeypatch) -> None:
     # the clock of these tests goes on with every look at it
     monkeypatch.setattr(Offloading, "_saves_time", lambda self, gained, copying: gained > 31)
     served(tmp_path, *(with_system_prompt(i) for i in range(10)))
@@ -175,9 +173,7 @@ def test_what_is_idle_is_written_though_nobody_stops_the_server(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("wish", [{"store": False}, {"cache_prompt": False}])
-def test_a_text_that_is_not_to_be_kept_reaches_no_file_by_way_of_main_memory_either(
-    tmp_path: Path, wish: dict[str, bool]
-) -> None:
+def test_a_text_that_is_not_to_be_kept_reaches_no_file_by_way_of_main_memory_either(tmp_path, wish):
     scheduler = started(tmp_path)
     scheduler.cache.offloading.store.max_bytes = 2000  # it drops some
     ask(scheduler, *(replace(conversation(i), **wish) for i in range(6)))
@@ -203,9 +199,7 @@ def test_other_models_and_tenants_find_nothing(folder: Path, change: dict[str, s
 
 
 @pytest.mark.parametrize("drafters", ["drafters", "others"])
-def test_a_draft_models_cache_comes_back_unless_the_model_is_another(
-    tmp_path: Path, drafters: str
-) -> None:
+def test_a_draft_models_cache_comes_back_unless_the_model_is_another(tmp_path, drafters) -> None:
     for turn in range(2):
         speculator = DraftModelSpeculator(Model(skew=0.2))
         scheduler = make_scheduler(Model(), [speculator], parallel=1)
@@ -308,9 +302,7 @@ def test_prompts_are_read_for_the_tenants_in_turn(tmp_path, monkeypatch, *, shar
 
 
 @pytest.mark.parametrize("is_full", [True, False])
-def test_a_disk_that_takes_nothing_costs_nothing_else(
-    is_full: bool, tmp_path: Path, monkeypatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_disk_that_takes_nothing_costs_nothing_else(is_full, tmp_path, monkeypatch, caplog):
     if is_full:
         monkeypatch.setattr(disk_cache, "disk_usage", lambda path: SimpleNamespace(free=0))
     else:
@@ -322,9 +314,7 @@ def test_a_disk_that_takes_nothing_costs_nothing_else(
 
 
 @pytest.mark.parametrize("action", ["save", "restore"])
-def test_requests_go_on_while_files_are_written_and_read(
-    action: str, tmp_path: Path, monkeypatch
-) -> None:
+def test_requests_go_on_while_files_are_written_and_read(action, tmp_path, monkeypatch) -> None:
     go_on, slot_file = Event(), tmp_path / "slot"
 
     def late(do):
@@ -358,9 +348,7 @@ def test_requests_go_on_while_files_are_written_and_read(
     assert texts(tmp_path) == 2
 
 
-def test_a_request_waits_for_its_prompt_and_leaves_slots_to_others(
-    folder: Path, monkeypatch
-) -> None:
+def test_a_request_waits_for_its_prompt_and_leaves_slots_to_others(folder: Path, monkeypatch):
     go_on, read = Event(), read_prompt
     monkeypatch.setattr(disk_cache, "read_prompt", lambda path: go_on.wait(60) and read(path))
     scheduler = started(folder)
@@ -373,9 +361,7 @@ def test_a_request_waits_for_its_prompt_and_leaves_slots_to_others(
     assert run(scheduler)["c1.1"].stats.num_cached == 100
 
 
-def test_the_cache_command_removes_prompts_of_all_versions_and_nothing_else(
-    tmp_path: Path, capsys
-) -> None:
+def test_the_cache_command_removes_prompts_of_all_versions_and_nothing_else(tmp_path, capsys):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/old.prompt").write_bytes(b"HSPROMP1")
     (tmp_path / "model/dropped.prompt").symlink_to("nowhere")  # by a server, after it was listed

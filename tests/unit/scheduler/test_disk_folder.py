@@ -214,9 +214,7 @@ def test_nobody_waits_long_for_the_list_and_what_it_has_is_found_later(
     assert ask(listing, conversation(1, 1)) == [20]
 
 
-def test_a_stop_waits_so_long_for_a_disk_and_says_what_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stop_waits_so_long_for_a_disk_and_says_what_is_lost(tmp_path, monkeypatch, caplog):
     answers, disk = Event(), cache(tmp_path)
     monkeypatch.setattr(disk_cache, "write_prompt", lambda *_: answers.wait(60))
     for number in (1, 2):
@@ -241,9 +239,7 @@ def held(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Scheduler:
     return scheduler
 
 
-def test_all_that_is_held_is_written_though_the_queue_is_full_at_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_that_is_held_is_written_though_the_queue_is_full_at_times(tmp_path, monkeypatch):
     goes_on = Event()
 
     def write_later(*given: Any) -> None:
@@ -278,9 +274,7 @@ def test_a_stop_writes_more_than_the_queue_takes_at_once(limit: int, tmp_path, m
     assert texts(tmp_path) == 3
 
 
-def test_a_stop_says_what_is_lost_of_what_was_not_queued_either(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_stop_says_what_is_lost_of_what_was_not_queued_either(tmp_path, monkeypatch, caplog):
     answers = Event()
     monkeypatch.setattr(disk_cache, "write_prompt", lambda *_: answers.wait(60))
     monkeypatch.setattr(offloading, "STOP_SECONDS", 0.1)
@@ -301,9 +295,7 @@ def test_a_stop_says_what_is_lost_because_the_disk_fails(tmp_path, monkeypatch, 
     assert re.search("prompts are lost: .*: broken", caplog.text)
 
 
-def test_what_is_erased_while_the_folder_is_listed_is_not_found_later(
-    tmp_path: Path, answers: Event
-) -> None:
+def test_what_is_erased_while_the_folder_is_listed_is_not_found_later(tmp_path, answers: Event):
     answers.set()
     for number in (1, 2):
         put(cache(tmp_path), stored(number))

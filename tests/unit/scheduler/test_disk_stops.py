@@ -177,9 +177,7 @@ def test_a_prompt_beyond_its_tenant_s_share_keeps_no_other_tenant_s_off_the_disk
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "too many open files"), MemoryError()])
-def test_a_file_that_cannot_be_read_now_is_there_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_a_file_that_cannot_be_read_now_is_there_later(tmp_path, monkeypatch, error) -> None:
     served(tmp_path, conversation(1))
     monkeypatch.setattr(DiskCache, "reading_seconds", lambda self, files: 0.0)
     with monkeypatch.context() as patch:

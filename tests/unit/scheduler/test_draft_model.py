@@ -210,9 +210,7 @@ def test_a_first_token_does_not_wait_for_the_model_and_a_step_only_while_it_read
 
 @pytest.mark.parametrize("cache_kind", [CacheKind.CUT, CacheKind.CHECKPOINT])
 @pytest.mark.parametrize("own", [0, 5])  # tokens of each request behind the common ones
-def test_a_prompt_that_several_drafts_begin_with_is_read_once(
-    cache_kind: CacheKind, own: int
-) -> None:
+def test_a_prompt_that_several_drafts_begin_with_is_read_once(cache_kind, own) -> None:
     """Also if all requests come at once, so that nobody has read anything when they begin."""
     common = [(7 * i + i // 31) % EOS for i in range(400)]
     requests = [endless([*common, *[i] * own], 30, f"{i}") for i in range(8)]

@@ -50,9 +50,7 @@ def test_vocabularies_are_compared_by_what_they_share(vocabulary: str) -> None:
 @pytest.mark.parametrize(
     ("sampling", "temperature"), [("coupled", 0.8), ("argmax", 0.0), ("coupled", 1.5)]
 )
-def test_a_model_that_equals_the_target_is_always_right(
-    vocabulary: str, sampling: str, temperature: float
-) -> None:
+def test_a_model_that_equals_the_target_is_always_right(vocabulary: str, sampling, temperature):
     """Wrong positions would draw other noise, and be wrong at once."""
     engine, speculator = Model(), make_drafter(vocabulary, sampling)
     request = replace(REQUEST, sampling=replace(ENDLESS, temperature=temperature))
@@ -63,9 +61,7 @@ def test_a_model_that_equals_the_target_is_always_right(
 
 
 @every
-def test_coupled_drafting_beats_argmax_where_the_target_samples_and_auto_finds_out(
-    vocabulary: str,
-) -> None:
+def test_coupled_drafting_beats_argmax_where_the_target_samples_and_auto_finds_out(vocabulary: str):
     requests = [
         endless(range(1, 31), 60, f"{i}", sampling=replace(ENDLESS, seed=i, temperature=1.0))
         for i in range(4)
@@ -83,9 +79,7 @@ def test_coupled_drafting_beats_argmax_where_the_target_samples_and_auto_finds_o
 @pytest.mark.parametrize(
     ("vocabulary", "cache_kind"), [*((name, CUT) for name in VOCABULARIES), ("same", RECURRENT)]
 )
-def test_nothing_is_decoded_twice_when_all_drafts_are_accepted(
-    vocabulary: str, cache_kind: CacheKind
-) -> None:
+def test_nothing_is_decoded_twice_when_all_drafts_are_accepted(vocabulary, cache_kind) -> None:
     engine = Model()
     speculator = make_drafter(vocabulary, "coupled", cache_kind=cache_kind)
     run(make_scheduler(engine, [speculator], fixed(4)), [REQUEST])
@@ -132,9 +126,7 @@ def test_behind_the_drafts_of_others_no_text_changes_and_the_cache_is_what_is_be
 
 @translated
 @pytest.mark.parametrize("num_steps", [1, 2, 5])
-def test_of_a_rejected_text_draft_nothing_stays_in_what_the_model_heard(
-    vocabulary: str, num_steps: int
-) -> None:
+def test_of_a_rejected_text_draft_nothing_stays_in_what_the_model_heard(vocabulary: str, num_steps):
     """It heard history and draft; then the text went another way, and more steps went by without
     it.
     """
@@ -206,9 +198,7 @@ def test_it_drafts_what_a_model_with_attention_drafts(vocabulary: str, most_read
 
 
 @every
-def test_after_a_rejection_it_reads_again_what_was_accepted_and_not_the_prompt(
-    vocabulary: str,
-) -> None:
+def test_after_a_rejection_it_reads_again_what_was_accepted_and_not_the_prompt(vocabulary: str):
     drafter = make_drafter(vocabulary, "argmax", order=2, skew=0.3, cache_kind=RECURRENT)
     # of a text without words the tokens of the last bytes may change yet
     open_end = 2 * LOOKBEHIND if vocabulary in ("text", "pairs") else 0

@@ -69,9 +69,7 @@ def vectors(event: Event) -> list[list[float]]:
     return [rows[0].tolist() for rows in event.vectors]
 
 
-def test_texts_of_several_requests_share_a_decode(
-    queue: EmbeddingQueue, engine: FakeEmbedder
-) -> None:
+def test_texts_of_several_requests_share_a_decode(queue: EmbeddingQueue, engine: FakeEmbedder):
     queue.submit(EmbeddingRequest("a", ((1, 2), (3,))))
     queue.submit(EmbeddingRequest("b", ((4, 5, 6),)))
     events = {event.request_id: vectors(event) for event in finish(queue)}
@@ -81,9 +79,7 @@ def test_texts_of_several_requests_share_a_decode(
 
 @pytest.mark.parametrize("texts", [((1, 2), (5, -2, -3)), ((5, -2, -3), (1, 2))])
 @pytest.mark.parametrize("num_requests", [1, 2])
-def test_a_text_beside_one_with_an_image_has_its_vector(
-    queue: EmbeddingQueue, texts: tuple[tuple[int, ...], ...], num_requests: int
-) -> None:
+def test_a_text_beside_one_with_an_image_has_its_vector(queue: EmbeddingQueue, texts, num_requests):
     image = FakeChunk(MediaChunk(b"", 2), 0, is_whole=True)
     requests = [texts] if num_requests == 1 else [(text,) for text in texts]
     for number, some in enumerate(requests):
@@ -92,9 +88,7 @@ def test_a_text_beside_one_with_an_image_has_its_vector(
     assert sorted(found) == sorted([[3, 2], [0, 3]])
 
 
-def test_vectors_are_told_while_a_text_waits_for_its_image(
-    queue: EmbeddingQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_vectors_are_told_while_a_text_waits_for_its_image(queue: EmbeddingQueue, monkeypatch):
     monkeypatch.setattr(embedding, "MANY_NUMBERS", 2)
     queue.submit(EmbeddingRequest("a", ((1,), (2,), (3,))))
     image = FakeChunk(MediaChunk(b"", 2), 10**6, is_whole=True)
@@ -110,9 +104,7 @@ def test_requests_take_turns(queue: EmbeddingQueue) -> None:
     assert order == ["short", "long"]
 
 
-def test_a_text_longer_than_a_decode_is_read_in_pieces(
-    queue: EmbeddingQueue, engine: FakeEmbedder
-) -> None:
+def test_a_text_longer_than_a_decode_is_read_in_pieces(queue: EmbeddingQueue, engine: FakeEmbedder):
     queue.submit(EmbeddingRequest("a", (tuple(range(25)), (1,))))
     queue.submit(EmbeddingRequest("b", ((7,),)))
     events = {event.request_id: event for event in finish(queue)}
@@ -159,9 +151,7 @@ def test_beside_those_who_generate_a_decode_is_small(
     assert [len(call) for call in engine.calls] == [1, 1, 1]
 
 
-def test_a_failed_decode_fails_its_requests_alone(
-    queue: EmbeddingQueue, engine: FakeEmbedder
-) -> None:
+def test_a_failed_decode_fails_its_requests_alone(queue: EmbeddingQueue, engine: FakeEmbedder):
     engine.failing = (9,)
     queue.submit(EmbeddingRequest("bad", ((9,) * 10, (1,))))
     queue.submit(EmbeddingRequest("good", ((1,) * 8,)))
@@ -191,9 +181,7 @@ def test_a_cancelled_request_is_forgotten(queue: EmbeddingQueue, num_steps: int)
         (((1,) * 41,), "41 tokens, too large to process: at most 40"),
     ],
 )
-def test_what_cannot_be_embedded_is_refused(
-    queue: EmbeddingQueue, texts: tuple[tuple[int, ...], ...], words: str
-) -> None:
+def test_what_cannot_be_embedded_is_refused(queue: EmbeddingQueue, texts, words) -> None:
     with pytest.raises(RequestError, match=words):
         queue.submit(EmbeddingRequest("a", texts))
     assert not queue.has_work

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tests.harness import (
@@ -192,9 +191,7 @@ def test_a_full_queue_refuses_and_takes_again_when_a_place_is_free() -> None:
         ({"speculative": SpeculativeParams(types=("magic",))}, r"names 'magic'.*oracle"),
     ],
 )
-def test_what_can_never_run_is_refused_with_the_value_and_the_limit(
-    change: dict, says: str
-) -> None:
+def test_what_can_never_run_is_refused_with_the_value_and_the_limit(change, says) -> None:
     engine = Model()
     scheduler = oracle_scheduler(engine, [])
     with pytest.raises(RequestError, match=says):
@@ -207,9 +204,7 @@ def test_what_can_never_run_is_refused_with_the_value_and_the_limit(
     [(True, [0, 8, 16, 24, 30]), (False, [0, 30])],
     ids=["parts", "at once"],
 )
-def test_progress_tells_how_much_of_the_prompt_is_read(
-    is_beside: bool, processed: list[int]
-) -> None:
+def test_progress_tells_how_much_of_the_prompt_is_read(is_beside, processed) -> None:
     scheduler = make_scheduler(Model(), prefill_chunk=8)
     if is_beside:  # else the prompt is read at once
         submit_all(scheduler, [endless([1], 40, "busy")], 1)
@@ -221,9 +216,7 @@ def test_progress_tells_how_much_of_the_prompt_is_read(
 
 
 @pytest.mark.parametrize("store", [None, False])
-def test_a_stop_keeps_what_running_answers_taught_and_nothing_of_private_ones(
-    store: bool | None, tmp_path: Path
-) -> None:
+def test_a_stop_keeps_what_running_answers_taught_and_nothing_of_private_ones(store, tmp_path):
     options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(tmp_path / "file"))
     speculator = NgramCacheSpeculator(options, VocabularyId(SIZE, bytes(16)))
     scheduler = make_scheduler(Model(), [speculator])

@@ -45,9 +45,7 @@ def speculators_of(chain: Sequence[str], order: int | None) -> list[Speculator]:
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("chain", CHAINS, ids="+".join)
-def test_output_is_identical_with_and_without_drafts(
-    chain: Sequence[str], temperature: float
-) -> None:
+def test_output_is_identical_with_and_without_drafts(chain, temperature) -> None:
     requests = make_requests(9, temperature)
     for order, spec in itertools.product(ORDERS, (fixed(1), fixed(4), fixed(16), AUTO)):
         scheduler = make_scheduler(Model(order), speculators_of(chain, order), spec)
@@ -68,9 +66,7 @@ def test_output_does_not_depend_on_the_number_of_slots(num_slots: int) -> None:
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_output_does_not_depend_on_what_each_request_asks_of_speculation(
-    temperature: float,
-) -> None:
+def test_output_does_not_depend_on_what_each_request_asks_of_speculation(temperature) -> None:
     random = np.random.default_rng(1)
     wishes = [
         SpeculativeParams(

@@ -152,9 +152,7 @@ def test_control_that_cannot_say_what_it_knows_ends_drafts_and_not_the_engine(
     run_checked(scheduler, requests)
 
 
-def test_control_that_fails_on_what_the_warm_up_timed_ends_drafts_and_not_the_engine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_control_that_fails_on_what_the_warm_up_timed_ends_drafts_and_not_the_engine(monkeypatch):
     break_control(monkeypatch, "calibrate", CostTable)
     engine, requests = Model(2), make_requests(4)
     scheduler = make_scheduler(engine, [Oracle(engine, requests)], AUTO)
@@ -211,9 +209,7 @@ def act(scheduler: Scheduler, action: str, slot_id: int, path: Path | str = "", 
 
 
 @pytest.mark.parametrize("action", ["save", "erase"])
-def test_a_slot_whose_prompt_is_in_main_memory_can_be_saved_and_erased(
-    action: str, tmp_path: Path
-) -> None:
+def test_a_slot_whose_prompt_is_in_main_memory_can_be_saved_and_erased(action, tmp_path) -> None:
     scheduler, slot_id = with_one_moved_out()
     assert act(scheduler, action, slot_id, tmp_path / "slot") == 307
     assert act(scheduler, "erase", slot_id) == 307 * (action == "save")
@@ -256,9 +252,7 @@ def test_erasing_a_slot_takes_no_cells(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("action", ["save", "restore"])
-def test_a_prompt_comes_back_by_hand_also_where_others_are_idle_in_its_cells(
-    action: str, tmp_path: Path
-) -> None:
+def test_a_prompt_comes_back_by_hand_also_where_others_are_idle_in_its_cells(action, tmp_path):
     scheduler, slot_id = with_one_moved_out()
     if action == "restore":
         act(scheduler, "save", slot_id, tmp_path / "slot")

@@ -81,9 +81,7 @@ def first_tokens(flood: int, length: tuple[int, int], answer: tuple[int, int]) -
         ((2000, 6000), (5, 50)),  # what loses its cells takes long to copy
     ],
 )
-def test_a_tenant_that_asks_now_and_then_waits_little_longer_beside_a_flood(
-    length: tuple[int, int], answer: tuple[int, int]
-) -> None:
+def test_a_tenant_that_asks_now_and_then_waits_little_longer_beside_a_flood(length, answer) -> None:
     alone = median(first_tokens(0, length, answer))
     beside = sorted(first_tokens(40, length, answer))
     assert median(beside) <= 1.3 * alone

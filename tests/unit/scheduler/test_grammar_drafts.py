@@ -178,9 +178,7 @@ def test_control_learns_constrained_text_apart(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
 @pytest.mark.parametrize("kind", ["json_schema", "gbnf", "lark", "list", "regex"])
-def test_a_model_that_equals_the_target_is_right_under_a_constraint_too(
-    kind: str, temperature: float
-) -> None:
+def test_a_model_that_equals_the_target_is_right_under_a_constraint_too(kind, temperature) -> None:
     engine = bytes_engine()
     model = DraftModelSpeculator(bytes_engine(), DraftModelSpeculator.Options("coupled"))
     requests = make_constrained(3, CONSTRAINTS[kind], temperature)  # the fourth bans the end
@@ -231,9 +229,7 @@ def answers(
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
 @pytest.mark.parametrize("spec", [AUTO, fixed(6)], ids=["auto", "fixed"])
-def test_limited_thoughts_are_the_same_with_and_without_drafts(
-    temperature: float, spec: SpeculationConfig
-) -> None:
+def test_limited_thoughts_are_the_same_with_and_without_drafts(temperature, spec) -> None:
     requests = thinking(temperature)
     plain, drafted = answers(requests), answers(requests, speculators(), spec)
     num_ended = 0

@@ -156,9 +156,7 @@ def test_a_reader_that_fails_costs_no_text_and_only_its_own_drafts(monkeypatch) 
     assert "it cannot read" in scheduler.drafting.speculators["state-reader"].failure
 
 
-def test_without_a_reader_no_states_are_asked_for_and_the_engine_is_used_itself(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_reader_no_states_are_asked_for_and_the_engine_is_used_itself(monkeypatch):
     for name in ("publish_states", "hidden_states"):
         monkeypatch.setattr(Model, name, Mock(side_effect=AssertionError("nobody wants states")))
     scheduler = make_scheduler(Model(), make_speculators(["suffix", "ngram-cache"], Model))
@@ -235,9 +233,7 @@ def test_heads_without_room_cost_drafts_and_nothing_else() -> None:
 @heads
 @kinds
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
-def test_texts_are_the_same_with_heads(
-    num_heads: int, cache_kind: CacheKind, temperature: float
-) -> None:
+def test_texts_are_the_same_with_heads(num_heads: int, cache_kind: CacheKind, temperature) -> None:
     for spec, controller in ((fixed(1), None), (fixed(3), None), (AUTO, RandomController())):
         engine = Model(cache_kind=cache_kind)
         requests = make_requests(8, temperature)

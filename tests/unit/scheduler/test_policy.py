@@ -58,9 +58,7 @@ def asked(
         (NONE, {"mode": DraftMode.AUTO}, "mode is auto .*--spec-type none; start it without it"),
     ],
 )
-def test_drafts_from_a_server_that_has_no_speculator_are_refused_with_the_remedy(
-    spec: SpeculationConfig, wish: dict, says: str
-) -> None:
+def test_drafts_from_a_server_that_has_no_speculator_are_refused_with_the_remedy(spec, wish, says):
     scheduler = make_scheduler(Model(), [], spec)
     with pytest.raises(RequestError, match=says):
         scheduler.submit(replace(REQUEST, speculative=SpeculativeParams(**wish)))
@@ -80,9 +78,7 @@ HARMLESS = ({}, {"n_max": 16}, {"n_min": 2, "p_min": 0.5}, {"mode": DraftMode.OF
         *((fixed(4), wish, TEXT, "disabled by request") for wish in UNWANTED),
     ],
 )
-def test_why_nothing_is_drafted_is_told_apart(
-    spec: SpeculationConfig, wish: dict, chain: tuple[str, ...], reason: str
-) -> None:
+def test_why_nothing_is_drafted_is_told_apart(spec, wish, chain, reason) -> None:
     assert asked(spec, SpeculativeParams(**wish), chain).drafts.reasons == {reason: 59}
 
 
@@ -99,9 +95,7 @@ def test_without_draft_max_a_request_may_draft_as_far_as_auto() -> None:
 
 @pytest.mark.parametrize("chain", [CHAIN, CHAIN[::-1]])
 @pytest.mark.parametrize("first", CHAIN)
-def test_with_fixed_lengths_the_first_in_order_drafts_model_or_not(
-    first: str, chain: tuple[str, ...]
-) -> None:
+def test_with_fixed_lengths_the_first_in_order_drafts_model_or_not(first, chain) -> None:
     """Texts are asked before models: that must not decide."""
     other = CHAIN[1 - CHAIN.index(first)]
     stats = asked(fixed(4), SpeculativeParams(types=(first, other)), chain)

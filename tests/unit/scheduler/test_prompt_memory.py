@@ -51,9 +51,7 @@ def test_a_conversation_that_lost_its_slot_is_not_read_again(cache_kind: CacheKi
         assert scheduler.counters.prompt_tokens_restored >= 400
 
 
-def test_a_prompt_that_takes_long_to_look_up_is_copied_and_restored_beside_answers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_prompt_that_takes_long_to_look_up_is_copied_and_restored_beside_answers(monkeypatch):
     """A long one: each step looks it up again, which alone takes longer than its copies may."""
     clock, find = Clock(), PromptStore.find
     scheduler = make_scheduler(Model(context_size=1024), parallel=2, clock=clock)
@@ -81,9 +79,7 @@ def test_with_no_memory_it_is_read_again() -> None:
 
 
 @pytest.mark.parametrize("wish", [{"namespace": "b"}, {"namespace": "a", "cache_prompt": False}])
-def test_another_namespace_and_who_must_not_use_the_cache_get_nothing_from_it(
-    wish: dict[str, object],
-) -> None:
+def test_another_namespace_and_who_must_not_use_the_cache_get_nothing_from_it(wish) -> None:
     scheduler = make_scheduler(Model(), parallel=1)
     own = [conversation(*of, namespace="a") for of in ((1,), (2,), (1, 1), (3,))]
     assert ask(scheduler, *own) == [100, 100, 20, 100]
@@ -91,9 +87,7 @@ def test_another_namespace_and_who_must_not_use_the_cache_get_nothing_from_it(
 
 
 @pytest.mark.parametrize("cache_kind", [k for k in CacheKind if k is not CacheKind.CUT])
-def test_a_prompt_that_cannot_be_cut_to_what_is_wanted_stays_in_main_memory(
-    cache_kind: CacheKind,
-) -> None:
+def test_a_prompt_that_cannot_be_cut_to_what_is_wanted_stays_in_main_memory(cache_kind) -> None:
     scheduler = make_scheduler(Model(cache_kind=cache_kind), parallel=1)
     branch = [*conversation(1).prompt[:80], *range(20)]  # behind no checkpoint
     asked = [conversation(1), conversation(2), replace(conversation(3), prompt=branch)]
@@ -103,9 +97,7 @@ def test_a_prompt_that_cannot_be_cut_to_what_is_wanted_stays_in_main_memory(
 
 
 @pytest.mark.parametrize("cache_kind", [CacheKind.CUT, CacheKind.WINDOW])
-def test_a_prompt_comes_back_also_where_its_last_token_alone_is_read_again(
-    cache_kind: CacheKind,
-) -> None:
+def test_a_prompt_comes_back_also_where_its_last_token_alone_is_read_again(cache_kind) -> None:
     scheduler = make_scheduler(Model(cache_kind=cache_kind), parallel=1)
     first, other = (replace(conversation(number), max_tokens=1) for number in (1, 2))
     assert ask(scheduler, first, other, replace(first, request_id="again")) == [100, 100, 1]
@@ -206,9 +198,7 @@ def test_conversations_behind_one_system_prompt_do_not_overwrite_one_another(use
 
 
 @pytest.mark.parametrize("cache_kind", CacheKind)
-def test_who_only_shares_the_beginning_of_a_stored_prompt_does_not_use_it_up(
-    cache_kind: CacheKind,
-) -> None:
+def test_who_only_shares_the_beginning_of_a_stored_prompt_does_not_use_it_up(cache_kind) -> None:
     scheduler = make_scheduler(Model(context_size=1024, cache_kind=cache_kind), parallel=1)
     ask(scheduler, with_system_prompt(1, 2), conversation(5), with_system_prompt(2))
     (read,) = ask(scheduler, with_system_prompt(1, 3))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from itertools import count, groupby
-from typing import Any
 
 import numpy as np
 import pytest
@@ -106,9 +105,7 @@ def pieces(reading: list[Sequence], tile: int, num_rows: int) -> dict[int, int]:
         ((40, 40, 40, 40), 64, [40, 40, 40, 0]),
     ],
 )
-def test_the_shortest_come_first_and_pieces_of_less_than_a_tile_are_not_cut(
-    lengths: tuple[int, ...], tile: int, shares: list[int]
-) -> None:
+def test_the_shortest_come_first_and_pieces_of_less_than_a_tile_are_not_cut(lengths, tile, shares):
     assert PromptOrder(tile, Tenants({})).share(waiting(*lengths), 128, []) == shares
 
 
@@ -133,9 +130,7 @@ def test_every_step_reads_something_and_no_more_than_it_may(
 
 @pytest.mark.parametrize("tile", [1, 64])
 @pytest.mark.parametrize("num_rows", [16, 128, 512])
-def test_the_oldest_gets_half_of_the_rows_while_short_ones_come_without_end(
-    num_rows: int, tile: int
-) -> None:
+def test_the_oldest_gets_half_of_the_rows_while_short_ones_come_without_end(num_rows, tile) -> None:
     order, (oldest, *shorter) = PromptOrder(tile, Tenants({})), waiting(100 * num_rows, *[100] * 7)
     reading, total = [oldest, *shorter], 0
     for _ in range(60):
@@ -146,9 +141,7 @@ def test_the_oldest_gets_half_of_the_rows_while_short_ones_come_without_end(
 
 @pytest.mark.parametrize("tile", [1, 64])
 @pytest.mark.parametrize("weight", [0.5, 1, 3])
-def test_tenants_share_the_rows_by_weight_however_many_prompts_they_have(
-    tile: int, weight: float
-) -> None:
+def test_tenants_share_the_rows_by_weight_however_many_prompts_they_have(tile, weight) -> None:
     one, other = (namespace_of_key(name) for name in (b"a", b"b"))
     order, had = PromptOrder(tile, Tenants({"a": weight})), Counter[str]()
     reading = [*waiting(*[9000] * 5, tenant=other), *waiting(9000, tenant=one)]
@@ -320,9 +313,7 @@ def expected(engine: Model, prompt: list[int]) -> list[tuple[int, float]]:
         ({"prefill_chunk": 5}, 90, 128),  # requests are preempted
     ],
 )
-def test_scores_do_not_depend_on_how_a_prompt_is_read(
-    limits: dict[str, Any], cells: int | None, outputs: int
-) -> None:
+def test_scores_do_not_depend_on_how_a_prompt_is_read(limits, cells, outputs) -> None:
     engine = Model(2, num_cells=cells)
     engine.max_outputs = outputs
     requests = scored_requests()

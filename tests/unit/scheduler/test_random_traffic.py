@@ -197,9 +197,7 @@ def is_true(piece: Piece, text: list[int], num_prompt: int) -> bool:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", TRAFFIC)
 @pytest.mark.parametrize("cache_kind", list(CacheKind))
-def test_random_traffic_leaves_everything_right(
-    cache_kind: CacheKind, kind: str, seed: int
-) -> None:
+def test_random_traffic_leaves_everything_right(cache_kind, kind, seed) -> None:
     chance, traffic = random.Random(seed), TRAFFIC[kind]
     engine, controller = Machine(traffic, chance, cache_kind), Remembering(seed)
     scheduler = make_scheduler(

@@ -83,9 +83,7 @@ def test_prompts_are_restored_beside_an_answer_each_into_its_own_slot(
     assert [answers[one.request_id].stats.num_cached for one in again] == [1200, 1200]
 
 
-def test_no_slot_is_emptied_while_a_prompt_is_restored_into_it(
-    restoring: Callable[..., Scheduler],
-) -> None:
+def test_no_slot_is_emptied_while_a_prompt_is_restored_into_it(restoring: Callable[..., Scheduler]):
     scheduler = restoring(5, tile=64)
     again = stored_again(scheduler, 1)
     submit_all(scheduler, [endless([1, 2], 900, "answer")], 1)

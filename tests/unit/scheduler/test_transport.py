@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -144,9 +144,7 @@ async def test_an_end_is_told_where_no_thread_can_be_made(monkeypatch: pytest.Mo
 
 @pytest.mark.skipif(not hasattr(fcntl, "F_GETPIPE_SZ"), reason="only Linux tells")
 @pytest.mark.parametrize("build", [refuse, load])
-def test_an_engine_that_fails_or_loads_after_its_server_ended_says_nothing_more(
-    build: Callable[[], NoReturn],
-) -> None:
+def test_an_engine_that_fails_or_loads_after_its_server_ended_says_nothing_more(build) -> None:
     context = multiprocessing.get_context("spawn")
     commands, orders = context.Pipe(duplex=False)
     listener, messages = context.Pipe(duplex=False)

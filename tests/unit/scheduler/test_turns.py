@@ -85,9 +85,7 @@ def test_long_answers_and_the_chunks_of_a_prompt_are_decoded_in_turn() -> None:
     ],
     ids=["short answers", "a short prompt", "small chunks", "no tiles"],
 )
-def test_where_little_is_looked_at_for_nothing_they_share_decodes(
-    prompt: list[int], answered: int, chunk: int, tile: int
-) -> None:
+def test_where_little_is_looked_at_for_nothing_they_share_decodes(prompt, answered, chunk, tile):
     engine = TiledModel()
     engine.attention_tile = tile
     decodes = read_beside(engine, [5, *prompt], answered=answered, chunk=chunk)
@@ -95,9 +93,7 @@ def test_where_little_is_looked_at_for_nothing_they_share_decodes(
 
 
 @pytest.mark.parametrize("prompt", [LONG, LONG[:40]], ids=["long", "short"])
-def test_where_drafts_have_snapshots_short_answers_and_a_prompt_share_no_decode_either(
-    prompt: list[int],
-) -> None:
+def test_where_drafts_have_snapshots_short_answers_and_a_prompt_share_no_decode_either(prompt):
     engine = TiledModel(CacheKind.ROLLBACK)
     engine.attention_tile = 1
     decodes = read_beside(engine, [5, *prompt], answered=20)
@@ -164,9 +160,7 @@ def test_sets_take_turns() -> None:
 
 
 @pytest.mark.parametrize(("tenant", "is_apart"), [("a", False), ("b", True)])
-def test_answers_of_a_flood_pause_longer_for_the_prompt_of_another_tenant(
-    tenant: str, is_apart: bool
-) -> None:
+def test_answers_of_a_flood_pause_longer_for_the_prompt_of_another_tenant(tenant, is_apart) -> None:
     engine = TiledModel()
     # a decode takes some milliseconds of the pretended clock, whatever its rows
     scheduler = make_scheduler(engine, parallel=4, prefill_chunk=64, prefill_ms=1)

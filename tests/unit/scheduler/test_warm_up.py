@@ -186,9 +186,7 @@ def test_it_takes_no_more_cells_than_are_free(num_free: int) -> None:
 @pytest.mark.parametrize(
     ("num_decodes", "error"), [(9, ContextFullError()), (0, EngineError("the device is gone"))]
 )
-def test_a_decode_that_fails_or_finds_no_cells_ends_it_and_nothing_else(
-    num_decodes: int, error: Exception
-) -> None:
+def test_a_decode_that_fails_or_finds_no_cells_ends_it_and_nothing_else(num_decodes, error) -> None:
     scheduler = a_scheduler(2, 1)
     warm_up, before = a_warm_up(scheduler), held(scheduler)
     fail_at(fake(scheduler), range(num_decodes, 10**9), error)
@@ -245,9 +243,7 @@ class Priced(Oracle):
 
 
 @pytest.mark.parametrize("num_interrupted", [0, 1])
-def test_draft_models_are_timed_once_and_only_before_the_first_request(
-    num_interrupted: int,
-) -> None:
+def test_draft_models_are_timed_once_and_only_before_the_first_request(num_interrupted) -> None:
     scheduler = a_scheduler(2, 0)
     model = Priced(Model(), [])
     guarded = GuardedSpeculator(model, scheduler.engine.vocab_size)

@@ -117,9 +117,7 @@ def test_the_file_has_the_layout_of_llama_cpp(tmp_path: Path) -> None:
         ((1, -1, -1), "cut off"),
     ],
 )
-def test_a_damaged_or_foreign_file_is_refused_by_name(
-    tmp_path: Path, numbers: tuple[int, ...], message: str
-) -> None:
+def test_a_damaged_or_foreign_file_is_refused_by_name(tmp_path, numbers, message) -> None:
     path = tmp_path / "mine.bin"
     path.write_bytes(struct.pack(f"={len(numbers)}i", *numbers))
     with pytest.raises(ModelError, match=message) as caught:

@@ -150,9 +150,7 @@ def test_who_knows_one_constructor_knows_the_others(name: str) -> None:
         (None, "draft-model,draft-simple", "draft-model", ("draft-model",)),
     ],
 )
-def test_the_defaults_and_what_is_named(
-    spec: str | None, spec_type: str | None, drafter: str | None, names: tuple[str, ...]
-) -> None:
+def test_the_defaults_and_what_is_named(spec, spec_type, drafter, names) -> None:
     config = SpeculationConfig(spec=spec, spec_type=spec_type)
     assert wanted_types(config, drafter) == names
 
@@ -218,9 +216,7 @@ def test_a_constructor_that_fails_is_told_with_the_speculators_name(monkeypatch)
         ("draft-model", "eagle3", "draft-model but the draft model's file is for eagle3"),
     ],
 )
-def test_a_name_that_cannot_be_used_is_refused(
-    spec_type: str, drafter: str | None, says: str
-) -> None:
+def test_a_name_that_cannot_be_used_is_refused(spec_type, drafter, says) -> None:
     with pytest.raises(ConfigError, match=says):
         wanted_types(SpeculationConfig(spec_type=spec_type), drafter)
 
@@ -251,9 +247,7 @@ def test_an_option_of_a_speculator_that_is_not_loaded_is_refused_with_the_remedy
         ("suffix", "file=corpus corpus-tokens=0"),
     ],
 )
-def test_a_bad_value_of_an_option_is_refused_before_a_model_is_loaded(
-    name: str, options: str
-) -> None:
+def test_a_bad_value_of_an_option_is_refused_before_a_model_is_loaded(name, options) -> None:
     flags = [f"--spec-{name}-{option}" for option in options.split()]
     with pytest.raises(ConfigError, match=name):
         wanted_types(COMMAND.read([f"--spec-type={name}", *flags])[0].config().speculation, None)
@@ -329,9 +323,7 @@ def test_heads_are_used_where_there_are_some_and_nobody_names_others() -> None:
         ({"spec": "off"}, False),
     ],
 )
-def test_heads_are_loaded_only_where_somebody_would_use_them(
-    fields: dict[str, str], is_wanted: bool
-) -> None:
+def test_heads_are_loaded_only_where_somebody_would_use_them(fields, is_wanted) -> None:
     speculation = SpeculationConfig(**fields)
     assert wants_heads(Config(speculation=speculation)) is is_wanted
     assert not wants_heads(Config(engine=EngineConfig(mtp=False), speculation=speculation))

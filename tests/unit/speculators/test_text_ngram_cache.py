@@ -174,9 +174,7 @@ def test_a_file_that_cannot_be_written_does_not_stop_the_server(tmp_path, caplog
         ([1, 2, 3], b"another one" + bytes(5), "was made with another vocabulary"),
     ],
 )
-def test_files_of_another_vocabulary_are_refused_by_name(
-    tmp_path: Path, field: str, tokens: list[int], digest: bytes, says: str
-) -> None:
+def test_files_of_another_vocabulary_are_refused_by_name(tmp_path, field, tokens, digest, says):
     counts = NgramCounts()
     counts.learn(tokens, 0)
     counts.save(tmp_path / "file.bin", VocabularyId(VOCABULARY.size, digest))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -108,9 +107,7 @@ def test_a_loop_shorter_than_the_draft_is_drafted_on(name: str, period: int) -> 
 
 
 @pytest.mark.parametrize("cls", [NgramSimpleSpeculator, NgramMapKSpeculator, NgramMapK4vSpeculator])
-def test_a_loop_shorter_than_the_ngram_is_drafted_with_default_options(
-    cls: type[Speculator],
-) -> None:
+def test_a_loop_shorter_than_the_ngram_is_drafted_with_default_options(cls) -> None:
     speculator = cls()
     text = [7, 8, 9] * 6
     speculator.begin(0, text)
@@ -149,9 +146,7 @@ def test_a_long_copy_is_not_lost_in_a_passage_that_occurs_everywhere() -> None:
     assert list(draft.tokens)[:1] == [59]
 
 
-def test_the_corpus_file_needs_a_vocabulary_and_is_written_at_the_end_of_a_request(
-    tmp_path: Path,
-) -> None:
+def test_the_corpus_file_needs_a_vocabulary_and_is_written_at_the_end_of_a_request(tmp_path):
     options = SuffixSpeculator.Options(file=str(tmp_path / "corpus"))
     with pytest.raises(ConfigError, match="vocabulary"):
         SuffixSpeculator(options)
@@ -174,9 +169,7 @@ def test_the_corpus_file_needs_a_vocabulary_and_is_written_at_the_end_of_a_reque
          "no continuation dominates"),
     ],
 )  # fmt: skip
-def test_a_text_that_is_known_and_not_drafted_from_says_why(
-    speculator: Speculator, tokens: list[int], reason: str
-) -> None:
+def test_a_text_that_is_known_and_not_drafted_from_says_why(speculator, tokens, reason) -> None:
     speculator.begin(0, tokens[:4])
     assert propose(speculator, tokens).reason == reason
 

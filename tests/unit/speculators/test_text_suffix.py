@@ -22,9 +22,7 @@ from headstart.structures.suffix_index import SuffixIndex
 
 
 @pytest.mark.parametrize("weight", [1, 50, 4080, 4095, 9999])
-def test_each_token_of_places_that_agree_adds_their_number_to_what_speaks_for_them(
-    weight: int,
-) -> None:
+def test_each_token_of_places_that_agree_adds_their_number_to_what_speaks_for_them(weight) -> None:
     expected = [total / (total + 1) for total in range(weight, weight + 3 * 9, 3)]
     assert list(agreeing_scores(weight, 3, 9)) == expected
 

@@ -117,9 +117,7 @@ def test_a_step_puts_few_tokens_in_order_however_long_a_text_is(monkeypatch) -> 
     assert most <= len(SIZES) * 4 * 512
 
 
-def test_long_prompts_with_answers_of_two_tokens_are_put_in_order_while_they_are_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_long_prompts_with_answers_of_two_tokens_are_put_in_order_while_they_are_read(monkeypatch):
     monkeypatch.setattr(suffix_index, "SLICE", 512)
     monkeypatch.setattr(suffix, "SLICE", 512)
     speculator = SuffixSpeculator(SuffixSpeculator.Options(20_000))
@@ -169,9 +167,7 @@ def test_texts_survive_closing_and_opening(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("store", [None, False])
-def test_a_text_that_is_not_to_be_kept_is_in_no_file_that_speculators_write(
-    store: bool | None, tmp_path: Path
-) -> None:
+def test_a_text_that_is_not_to_be_kept_is_in_no_file_that_speculators_write(store, tmp_path):
     corpus, lookup = tmp_path / "corpus", tmp_path / "lookup"
     speculators = (
         SuffixSpeculator(SuffixSpeculator.Options(file=str(corpus)), ByteVocab()),

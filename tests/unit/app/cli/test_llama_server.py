@@ -148,9 +148,7 @@ def test_ours_beats_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--gpt-oss-20b-default"], "min_p", 0.01),
     ],
 )
-def test_a_flag_of_a_sampling_parameter_gives_its_default(
-    argv: list[str], name: str, value: float
-) -> None:
+def test_a_flag_of_a_sampling_parameter_gives_its_default(argv, name, value) -> None:
     assert read().config().sampling.numbers == {}
     assert read(*argv).config().sampling.numbers[name] == value
 
@@ -255,9 +253,7 @@ def test_names_of_other_commands_and_of_tools_are_fine(settings: list[Setting]) 
 
 
 @pytest.mark.parametrize("service", ["HEADSTART", "HEADSTART_HEAD_SVC"])
-def test_what_kubernetes_sets_for_a_service_of_our_name_is_passed_over(
-    monkeypatch: pytest.MonkeyPatch, service: str
-) -> None:
+def test_what_kubernetes_sets_for_a_service_of_our_name_is_passed_over(monkeypatch, service):
     names = (
         "SERVICE_HOST",
         "SERVICE_PORT",

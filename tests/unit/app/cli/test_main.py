@@ -149,9 +149,7 @@ def test_a_mistake_is_one_line_and_exit_code_1(argv: list[str], message: str, ca
         (KeyboardInterrupt(), 130),
     ],
 )
-def test_errors_become_exit_codes(
-    assemble: ModuleType, error: BaseException, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_become_exit_codes(assemble: ModuleType, error, code, capsys) -> None:
     def serve(config: Config, settings: object, parent: object) -> int:
         raise error
 
@@ -190,9 +188,7 @@ def test_serve_which_may_be_left_out_is_handed_the_config_and_its_code_returned(
     ("command", "flag"),
     [("serve", "--version"), ("serve", "--list-devices"), ("verify", "--version")],
 )
-def test_what_ends_llama_server_at_once_ends_a_command(
-    assemble: ModuleType, capsys: pytest.CaptureFixture[str], command: str, flag: str
-) -> None:
+def test_what_ends_llama_server_at_once_ends_a_command(assemble: ModuleType, capsys, command, flag):
     vars(assemble).update(list_devices=lambda config: [], libllama_version=lambda: "9.9 (b1)")
     assert main([command, "-c", "512", flag]) == 0
 

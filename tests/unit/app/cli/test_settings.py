@@ -49,9 +49,7 @@ def test_a_spelling_of_llama_servers_is_declared_in_its_table_alone() -> None:
         ("-c 4096 -np -1", True),
     ],
 )
-def test_slots_divide_a_context_that_was_given_with_their_number(
-    argv: str, is_unified: bool
-) -> None:
+def test_slots_divide_a_context_that_was_given_with_their_number(argv, is_unified) -> None:
     assert read(*argv.split()).config().scheduler.kv_unified is is_unified
 
 
@@ -110,9 +108,7 @@ def test_nothing_given_is_the_default_config() -> None:
         (["--jinja", "-cb", "--no-warmup", "-np", "2"], "scheduler", "parallel", 2),
     ],
 )
-def test_a_flag_reaches_its_config_field(
-    argv: list[str], part: str, name: str, value: object
-) -> None:
+def test_a_flag_reaches_its_config_field(argv, part, name, value) -> None:
     assert getattr(getattr(read(*argv).config(), part), name) == value
 
 
@@ -129,9 +125,7 @@ def test_the_shortest_draft_may_be_as_long_as_the_longest(argv: list[str]) -> No
     assert read(*argv).config().speculation.draft_min == int(argv[1])
 
 
-def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(tmp_path, monkeypatch):
     file = tmp_path / "headstart.toml"
     file.write_text('port = 1\nmax-queue = 1\nparallel = 1\nhost = "::1"\n')
     monkeypatch.setenv("HEADSTART_PORT", "2")

@@ -84,9 +84,7 @@ def clone(tmp_path: Path) -> Clone:
     return Clone(tmp_path)
 
 
-def test_a_fresh_clone_compiles_libllama_with_progress_then_installs_the_rest_pinned(
-    clone: Clone,
-) -> None:
+def test_a_fresh_clone_compiles_libllama_with_progress_then_installs_the_rest_pinned(clone: Clone):
     result = clone.setup()
     assert result.returncode == 0, result.stderr
     assert "It compiles once" in result.stdout

@@ -31,9 +31,7 @@ def answer(task: str | None) -> str:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_rename_changes_one_name_everywhere_and_nothing_else(
-    function: corpus.Function, seed: int
-) -> None:
+def test_a_rename_changes_one_name_everywhere_and_nothing_else(function: corpus.Function, seed):
     task = corpus.rename(function, Random(seed))
     assert task is not None
     asked = re.search(r"`(\w+)` to `(\w+)`", task)

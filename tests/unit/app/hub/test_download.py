@@ -59,9 +59,7 @@ def test_every_part_of_a_split_model_is_downloaded_and_the_first_is_opened(
     assert all((path.parent / Path(part).name).is_file() for part in parts)
 
 
-def test_a_missing_part_is_refused_before_anything_is_downloaded(
-    client: Client, hub: FakeHub
-) -> None:
+def test_a_missing_part_is_refused_before_anything_is_downloaded(client: Client, hub: FakeHub):
     hub.add(REPO, "big-00001-of-00002.gguf")
     with pytest.raises(ModelError, match=r"big-00002-of-00002\.gguf is missing"):
         client.target(REPO)
@@ -145,9 +143,7 @@ def test_the_environment_can_forbid_the_network(client: Client, hub: FakeHub) ->
         client.target(REPO)
 
 
-def test_a_hub_in_trouble_does_not_keep_a_cached_model_from_starting(
-    client: Client, hub: FakeHub
-) -> None:
+def test_a_hub_in_trouble_does_not_keep_a_cached_model_from_starting(client: Client, hub: FakeHub):
     hub.add(REPO, "a-Q8_0.gguf")
     path = client.target(REPO)
     hub.failing_status = 418
@@ -230,9 +226,7 @@ def test_a_malformed_reference_is_refused(client: Client, reference: str) -> Non
         ({"hf_file": "x.gguf"}, "needs --hf-repo"),
     ],
 )
-def test_options_that_exclude_each_other_are_refused(
-    client: Client, options: dict[str, str], message: str
-) -> None:
+def test_options_that_exclude_each_other_are_refused(client: Client, options, message) -> None:
     with pytest.raises(ConfigError, match=message):
         client.find(**options)
 
@@ -281,9 +275,7 @@ def test_local_files_need_no_hub(client: Client, hub: FakeHub, tmp_path: Path) -
         ([], "", None),
     ],
 )
-def test_a_file_is_chosen_as_llama_cpp_chooses(
-    paths: list[str], quant: str, chosen: str | None
-) -> None:
+def test_a_file_is_chosen_as_llama_cpp_chooses(paths, quant, chosen) -> None:
     assert choose_file(paths, quant) == chosen
 
 
@@ -306,9 +298,7 @@ def test_a_file_is_chosen_as_llama_cpp_chooses(
         (["mtp-folder/a-Q8_0.gguf"], "", "mtp-folder/m-Q8_0.gguf", None),
     ],
 )
-def test_what_drafts_for_a_model_is_chosen_as_llama_server_chooses(
-    drafters: list[str], quant: str, model: str, chosen: str | None
-) -> None:
+def test_what_drafts_for_a_model_is_chosen_as_llama_server_chooses(drafters, quant, model, chosen):
     assert choose_drafter([model, *drafters], ["mtp"], quant, model) == chosen
 
 

@@ -158,9 +158,7 @@ def download(store: Hub, name: str) -> list[dict[str, object]]:
     return lines
 
 
-def test_a_download_tells_how_far_it_is_and_a_removed_model_is_gone(
-    store: Hub, hub: FakeHub
-) -> None:
+def test_a_download_tells_how_far_it_is_and_a_removed_model_is_gone(store: Hub, hub: FakeHub):
     store.check(NAME)
     size = len(hub.repos["org/model"]["model-F16.gguf"])
     lines = download(store, NAME)

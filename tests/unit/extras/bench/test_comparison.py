@@ -126,9 +126,7 @@ class Asked:
 @pytest.mark.parametrize(
     ("temperature", "against", "count"), [(1.0, "other", 8), (0.0, "other", 2), (1.0, None, 2)]
 )
-def test_programs_that_draw_different_texts_are_asked_more_questions(
-    temperature: float, against: str | None, count: int
-) -> None:
+def test_programs_that_draw_different_texts_are_asked_more_questions(temperature, against, count):
     clients: dict[str, Any] = {OFF: Asked(), "other": Asked()}
     options = BenchOptions(against=against, seconds=0.0)
     measure(clients, [Cell("chat", temperature, 2)], None, options)
@@ -218,9 +216,7 @@ def test_steps_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("num_draft", "steps"), [(1, 1.4), (3, 2.0), (8, 1.2), (15, 9.0)])
-def test_a_draft_gives_as_many_tokens_as_it_costs_steps_where_it_breaks_even(
-    num_draft: int, steps: float
-) -> None:
+def test_a_draft_gives_as_many_tokens_as_it_costs_steps_where_it_breaks_even(num_draft, steps):
     rate = break_even(num_draft, steps)
     assert rate is not None
     assert sum(rate**k for k in range(num_draft + 1)) == pytest.approx(steps)

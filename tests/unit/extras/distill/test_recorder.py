@@ -92,9 +92,7 @@ def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
         (KEY, False, "secret", False),
     ],
 )
-def test_a_tenant_or_its_request_has_to_agree(
-    tmp_path: Path, namespace: str, store: bool | None, tenants: str | None, is_recorded: bool
-) -> None:
+def test_a_tenant_or_its_request_has_to_agree(tmp_path, namespace, store, tenants, is_recorded):
     request = replace(make_requests(1)[0], namespace=namespace, store=store)
     record(tmp_path, [request], record_tenants=tenants)
     assert count(tmp_path) == is_recorded
@@ -145,9 +143,7 @@ def test_the_oldest_texts_make_room_and_old_ones_are_deleted(tmp_path: Path) -> 
     assert [one.prompt for one in read_texts(tmp_path, MODEL)] == [one.prompt for one in first[1:]]
 
 
-def test_a_purge_leaves_nothing_of_a_tenant_and_names_what_learned_from_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_purge_leaves_nothing_of_a_tenant_and_names_what_learned_from_it(tmp_path, capsys):
     writer = TextFile(tmp_path, 10**9, 1e9)
     for number in range(9):
         writer.write(text(100.0 + number, [number], [1, 2, number], KEY if number % 3 else ""))

@@ -177,9 +177,7 @@ async def test_long_bodies_are_parsed_beside_the_event_loop(monkeypatch) -> None
     ("autoloads", "query", "status"),
     [(False, "", 400), (False, "?autoload=true", 200), (True, "?autoload=0", 400), (True, "", 200)],
 )
-async def test_a_model_is_loaded_by_a_request_only_where_that_is_wanted(
-    autoloads, query, status
-) -> None:
+async def test_a_model_is_loaded_by_a_request_only_where_that_is_wanted(autoloads, query, status):
     async with router("a", models_autoload=autoloads) as routed:
         answer = await routed.client.post(f"/v1/completions{query}", json={"model": "a"})
         assert answer.status_code == status

@@ -87,9 +87,7 @@ async def test_a_child_goes_on_where_the_routers_log_cannot_be_written(run, monk
     assert await asyncio.wait_for(heard.code, 20) == -15
 
 
-async def test_a_child_goes_on_after_a_line_that_is_too_long_to_be_logged(
-    run, capfd, monkeypatch
-) -> None:
+async def test_a_child_goes_on_after_a_line_that_is_too_long_to_be_logged(run, capfd, monkeypatch):
     monkeypatch.setattr(child, "LONGEST_LINE", 1000)
     _, heard = run(HELLO + "print('x' * 300_000, flush=True); print('after'); sys.exit(4)")
     assert await asyncio.wait_for(heard.code, 20) == 4

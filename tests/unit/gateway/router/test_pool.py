@@ -172,9 +172,7 @@ async def test_a_damaged_model_costs_no_other_its_place(children) -> None:
     assert loaded(pool) == {"a"}
 
 
-async def test_a_model_without_memory_is_loaded_at_the_next_request_with_less_beside_it(
-    children,
-) -> None:
+async def test_a_model_without_memory_is_loaded_at_the_next_request_with_less_beside_it(children):
     """Where no size is known, all fit by number, and an idle model would be in the way for ever."""
 
     async def measure(preset):
@@ -194,9 +192,7 @@ async def test_a_model_without_memory_is_loaded_at_the_next_request_with_less_be
     assert children.log[3:] == ["c ended", "a ended", "c started"], "not beside what still ends"
 
 
-async def test_a_model_that_fails_for_the_same_reason_costs_one_other_until_it_was_loaded(
-    children,
-) -> None:
+async def test_a_model_that_fails_for_the_same_reason_costs_one_other_until_it_was_loaded(children):
     async def measure(preset):
         return Estimate({})
 
@@ -233,9 +229,7 @@ async def test_a_model_that_is_unloaded_while_it_loads_tells_those_who_wait(chil
     assert not pool.models["a"].failure
 
 
-async def test_a_model_that_ends_once_it_is_loaded_is_not_held_by_those_who_waited(
-    children,
-) -> None:
+async def test_a_model_that_ends_once_it_is_loaded_is_not_held_by_those_who_waited(children):
     children.gate.clear()
     pool = pool_of(children, "a")
     waiting = await begun(use(pool, "a"))

@@ -75,9 +75,7 @@ HOSTILE: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "text", "says"), HOSTILE)
-def test_what_cannot_be_compiled_is_refused_soon_and_says_why(
-    kind: str, text: Any, says: str
-) -> None:
+def test_what_cannot_be_compiled_is_refused_soon_and_says_why(kind, text, says) -> None:
     started = time.monotonic()
     with pytest.raises(RequestError, match=says) as error:
         begin(kind, text)
@@ -133,9 +131,7 @@ ENDLESS = {
     ("seconds", "num_bytes", "says"),
     [(0.3, 1 << 30, r"took longer than 0\.3 s"), (60.0, 24 << 20, "took over 24 MiB")],
 )
-def test_what_never_ends_to_compile_is_ended_and_the_next_one_compiled(
-    seconds: float, num_bytes: int, says: str
-) -> None:
+def test_what_never_ends_to_compile_is_ended_and_the_next_one_compiled(seconds, num_bytes, says):
     sandbox = Sandbox(TOKENS.table, seconds, num_bytes)
     with pytest.raises(RequestError, match=says):
         sandbox.compile(constraint("json_schema", ENDLESS))
@@ -223,9 +219,7 @@ def test_nothing_is_compiled_in_the_caller_s_thread(monkeypatch: pytest.MonkeyPa
     one.close()
 
 
-def test_what_takes_the_interpreter_is_done_in_the_sandbox(
-    monkeypatch: pytest.MonkeyPatch, shared: GrammarCompiler
-) -> None:
+def test_what_takes_the_interpreter_is_done_in_the_sandbox(monkeypatch, shared: GrammarCompiler):
     """A search for options in 20 kB of brackets took it for 6 s, from the engine's loop too."""
     monkeypatch.setattr(compiled, "grammar_text", None)
     text = 'start: "a" | "b"\n// ' + "[" * 100_000

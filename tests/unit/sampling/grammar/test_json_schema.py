@@ -168,9 +168,7 @@ def test_what_is_partly_supported_is_refused_where_it_is_not(schema: Any, says: 
 
 
 @pytest.mark.parametrize("name", ["allOf", "default", "enum", "properties", "$ref"])
-def test_listed_properties_are_all_there_are_also_below_one_with_the_name_of_a_keyword(
-    name: str,
-) -> None:
+def test_listed_properties_are_all_there_are_also_below_one_with_the_name_of_a_keyword(name):
     listed = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     schema = {"type": "object", "properties": {name: listed}, "required": [name]}
     assert accepts(schema, {name: {"a": 1}})

@@ -223,9 +223,7 @@ class TestThoughts:
     """Where the model thinks its text is free, and triggers do not count."""
 
     @pytest.mark.parametrize("marks", [THINK, OPEN])
-    def test_a_trigger_inside_thoughts_does_not_begin_the_constraint(
-        self, marks: ThoughtMarks
-    ) -> None:
+    def test_a_trigger_inside_thoughts_does_not_begin_the_constraint(self, marks) -> None:
         state = begin("regex", "[0-9]+", triggers=(b"<tool>",), thoughts=marks)
         opening = b"" if marks.is_open else b"Well <think>"
         read(state, opening + b"I may call <tool> so")

@@ -80,9 +80,7 @@ def test_an_end_of_turn_becomes_the_targets_and_ends_the_draft(demo: VocabularyT
     assert len(tokens) == len(confidence)
 
 
-def test_a_healed_boundary_holds_the_draft_to_the_bytes_of_the_history(
-    demo: VocabularyTranslator,
-) -> None:
+def test_a_healed_boundary_holds_the_draft_to_the_bytes_of_the_history(demo: VocabularyTranslator):
     history = [demo.target.ids[bytes([byte])] for byte in b" retur"]
     speaker = Speaker(demo, history)
     pending = speaker.builder._sequence.pending

@@ -186,9 +186,7 @@ def test_draft_that_contradicts_pending_bytes_is_empty(demo: VocabularyTranslato
     assert sequence.translate(list(demo.draft_encoder.encode(b"# a longer text"))) == []
 
 
-def test_boundary_is_healed_only_where_the_vocabularies_end_differently(
-    demo: VocabularyTranslator,
-) -> None:
+def test_boundary_is_healed_only_where_the_vocabularies_end_differently(demo: VocabularyTranslator):
     sequence = demo.open()
     sequence.extend(list(demo.target_encoder.encode(b"x = (")))
     assert (sequence.pending, sequence.healed) == (b"", None)
