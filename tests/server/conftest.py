@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from tests.images import picture, projector
 from tests.models import tiny_bert
-from tests.server.fake_worker import FakeWorker
+from tests.server.fake_worker import FakeWorker, hello
 from tests.server.server_process import Server
 from tests.server.serving import openai_of, serving, serving_models
 
@@ -30,9 +30,11 @@ def client(shared_worker: FakeWorker) -> Iterator[httpx2.Client]:
 
 
 @pytest.fixture
-def worker(shared_worker: FakeWorker) -> FakeWorker:
+def worker(shared_worker: FakeWorker) -> Iterator[FakeWorker]:
+    """That of the shared server; what it says is each test's to change."""
     shared_worker.requests.clear()
-    return shared_worker
+    yield shared_worker
+    shared_worker.script = hello
 
 
 @pytest.fixture(scope="package")

@@ -60,24 +60,20 @@ def test_a_stream_opens_and_closes_its_blocks(sdk: Any) -> None:
     assert (final.stop_reason, final.usage.output_tokens) == ("end_turn", 4)
 
 
-def test_a_stop_sequence_is_named() -> None:
-    worker = FakeWorker(lambda request: say(request, b"ab", reason="word", stopping_word="!"))
-    with serving(worker) as client, claude(client) as sdk:
-        answer = sdk.messages.create(
-            model="any", max_tokens=9, messages=MESSAGES, stop_sequences=["!"]
-        )
+def test_a_stop_sequence_is_named(sdk: Any, worker: FakeWorker) -> None:
+    worker.script = lambda request: say(request, b"ab", reason="word", stopping_word="!")
+    answer = sdk.messages.create(model="any", max_tokens=9, messages=MESSAGES, stop_sequences=["!"])
     assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", "!")
     assert b"!" in worker.requests[0].stop
 
 
-def test_a_required_call_becomes_a_tool_use_block() -> None:
+def test_a_required_call_becomes_a_tool_use_block(sdk: Any, worker: FakeWorker) -> None:
     said = json.dumps({"name": "look", "arguments": {"at": "it"}}).encode()
-    worker = FakeWorker(lambda request: say(request, said))
-    with serving(worker) as client, claude(client) as sdk:
-        wish = {"model": "any", "max_tokens": 9, "messages": MESSAGES, "tools": TOOLS}
-        answer = sdk.messages.create(**wish, tool_choice={"type": "any"})
-        with sdk.messages.stream(**wish, tool_choice={"type": "any"}) as stream:
-            streamed = stream.get_final_message()
+    worker.script = lambda request: say(request, said)
+    wish = {"model": "any", "max_tokens": 9, "messages": MESSAGES, "tools": TOOLS}
+    answer = sdk.messages.create(**wish, tool_choice={"type": "any"})
+    with sdk.messages.stream(**wish, tool_choice={"type": "any"}) as stream:
+        streamed = stream.get_final_message()
     for one in (answer, streamed):
         (block,) = [block for block in one.content if block.type == "tool_use"]
         assert (block.name, block.input) == ("look", {"at": "it"})
@@ -144,12 +140,10 @@ def test_a_stamp_of_claude_code_changes_no_prompt() -> None:
     assert prompt("cch=a5145").endswith("cch=fffff;You are Claude Code.")
 
 
-def test_the_wanted_form_constrains_the_answer() -> None:
+def test_the_wanted_form_constrains_the_answer(sdk: Any, worker: FakeWorker) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     config = {"format": {"type": "json_schema", "schema": schema}, "effort": "max"}
-    worker = FakeWorker()
-    with serving(worker) as client, claude(client) as sdk:
-        sdk.messages.create(model="any", max_tokens=9, messages=MESSAGES, output_config=config)
+    sdk.messages.create(model="any", max_tokens=9, messages=MESSAGES, output_config=config)
     constraint = worker.requests[0].constraint
     assert constraint
     assert json.loads(constraint.text) == schema
@@ -166,10 +160,9 @@ def test_other_fields_of_chat_are_taken(name: str) -> None:
     assert getattr(holder, name.removeprefix("speculative.")) == value
 
 
-def test_a_stop_string_of_the_template_is_the_end_of_the_turn() -> None:
-    worker = FakeWorker(lambda request: say(request, b"ab", reason="word", stopping_word="<|e|>"))
-    with serving(worker) as client, claude(client) as sdk:
-        answer = sdk.messages.create(model="any", max_tokens=9, messages=MESSAGES)
+def test_a_stop_string_of_the_template_is_the_end_of_the_turn(sdk: Any, worker: FakeWorker) -> None:
+    worker.script = lambda request: say(request, b"ab", reason="word", stopping_word="<|e|>")
+    answer = sdk.messages.create(model="any", max_tokens=9, messages=MESSAGES)
     assert (answer.stop_reason, answer.stop_sequence) == ("end_turn", None)
 
 

@@ -64,12 +64,10 @@ def test_many_alternatives_are_for_few_tokens():
             assert client.post("/completion", json=body).status_code == status
 
 
-def test_a_stop_string_is_reported():
-    with serving(
-        FakeWorker(lambda request: say(request, b"ab", reason="word", stopping_word="!"))
-    ) as client:
-        answer = client.post("/completion", json={"prompt": "ab"}).json()
-        assert (answer["stop_type"], answer["stopping_word"]) == ("word", "!")
+def test_a_stop_string_is_reported(client, worker):
+    worker.script = lambda request: say(request, b"ab", reason="word", stopping_word="!")
+    answer = client.post("/completion", json={"prompt": "ab"}).json()
+    assert (answer["stop_type"], answer["stopping_word"]) == ("word", "!")
 
 
 def test_a_random_seed_is_reported_and_repeatable(client, worker):
@@ -258,12 +256,10 @@ def test_response_fields_select_and_flatten(client):
     assert last == answer | {"content": ""}
 
 
-def test_an_unfinished_character_is_replaced_only_at_the_very_end():
-    with serving(
-        FakeWorker(lambda request: say(request, b"a\xe2", b"\x82", b"\xac\xf0\x9f"))
-    ) as client:
-        parts = events_of(client.post("/completion", json={"prompt": "a", "stream": True}))
-        assert [part["content"] for part in parts] == ["a", "€", "\ufffd", ""]
+def test_an_unfinished_character_is_replaced_only_at_the_very_end(client, worker):
+    worker.script = lambda request: say(request, b"a\xe2", b"\x82", b"\xac\xf0\x9f")
+    parts = events_of(client.post("/completion", json={"prompt": "a", "stream": True}))
+    assert [part["content"] for part in parts] == ["a", "€", "\ufffd", ""]
 
 
 def test_tokenize_and_detokenize_are_inverse(client):

@@ -21,7 +21,6 @@ from headstart.server import embeddings
 from headstart.server import ollama as ollama_module
 from headstart.server.ollama_dialect import OllamaChatBody, chat_body
 from headstart.types.errors import EngineError, HeadstartError
-from headstart.types.request import Request
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
@@ -146,12 +145,9 @@ def test_a_missing_key_is_told_as_there_too() -> None:
     assert answer.json()["error"].startswith("Invalid API Key")
 
 
-def test_a_failure_in_a_stream_is_its_last_line() -> None:
-    def script(request: Request) -> list[Any]:
-        return [*say(request, b"a")[:1], EngineError("it broke")]
-
-    failure = pytest.raises(ollama.ResponseError, match="it broke")
-    with serving(FakeWorker(script)) as client, asking(client) as ask, failure:
+def test_a_failure_in_a_stream_is_its_last_line(ask: Any, worker: FakeWorker) -> None:
+    worker.script = lambda request: [*say(request, b"a")[:1], EngineError("it broke")]
+    with pytest.raises(ollama.ResponseError, match="it broke"):
         list(ask.chat("any", MESSAGES, stream=True))
 
 

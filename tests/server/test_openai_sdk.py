@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import openai
 import pytest
-from tests.server.fake_worker import FakeWorker, say
-from tests.server.serving import openai_of, serving
+from tests.server.fake_worker import say
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -121,10 +120,9 @@ def test_stop_reaches_the_scheduler_as_bytes(sdk, worker):
     assert worker.requests[-1].stop == (b"x",)
 
 
-def test_length_is_a_finish_reason():
-    worker = FakeWorker(lambda request: say(request, b"ab", reason="length"))
-    with serving(worker) as client, openai_of(client) as sdk:
-        answer = sdk.chat.completions.create(model="m", messages=MESSAGES, max_completion_tokens=2)
+def test_length_is_a_finish_reason(sdk, worker):
+    worker.script = lambda request: say(request, b"ab", reason="length")
+    answer = sdk.chat.completions.create(model="m", messages=MESSAGES, max_completion_tokens=2)
     assert answer.choices[0].finish_reason == "length"
 
 

@@ -63,17 +63,14 @@ def test_a_stream_has_openais_events_in_their_order(sdk: Any) -> None:
     assert "timings" in events[-1].model_extra
 
 
-def test_an_answer_that_was_cut_says_so() -> None:
-    worker = FakeWorker(lambda request: say(request, b"ab", reason="length"))
-    with serving(worker) as client, openai_of(client) as sdk:
-        answer = sdk.responses.create(model="any", input="Hi", max_output_tokens=2)
-        assert (answer.status, answer.incomplete_details.reason) == (
-            "incomplete",
-            "max_output_tokens",
-        )
-        assert answer.completed_at is None
-        *_, last = sdk.responses.create(model="any", input="Hi", stream=True)
-        assert (last.type, last.response.status) == ("response.incomplete", "incomplete")
+def test_an_answer_that_was_cut_says_so(sdk: Any, worker: FakeWorker) -> None:
+    worker.script = lambda request: say(request, b"ab", reason="length")
+    answer = sdk.responses.create(model="any", input="Hi", max_output_tokens=2)
+    assert answer.status == "incomplete"
+    assert answer.incomplete_details.reason == "max_output_tokens"
+    assert answer.completed_at is None
+    *_, last = sdk.responses.create(model="any", input="Hi", stream=True)
+    assert (last.type, last.response.status) == ("response.incomplete", "incomplete")
 
 
 def test_a_conversation_goes_on_from_a_stored_response(sdk: Any, worker: FakeWorker) -> None:

@@ -199,19 +199,19 @@ ALONE = {
 
 
 @pytest.mark.parametrize(("route", "body"), CALLS[1:])
-def test_what_a_speculator_alone_would_have_given_is_told_with_the_provenance(route, body):
+def test_what_a_speculator_alone_would_have_given_is_told_with_the_provenance(
+    client, worker, route, body
+):
     def offered(request: Request) -> list:
         first, *rest = guessed(request)
         step = first.step and replace(first.step, offers=OFFERS)
         return [replace(first, step=step), *rest]
 
-    with serving(FakeWorker(offered)) as client:
-        assert (
-            client.post(route, json=body | {"provenance": True}).json()["counterfactual"] == ALONE
-        )
-        *_, last = events_of(client.post(route, json=body | {"provenance": True, "stream": True}))
-        assert last["counterfactual"] == ALONE
-        assert "counterfactual" not in client.post(route, json=body).json()
+    worker.script, wish = offered, body | {"provenance": True}
+    assert client.post(route, json=wish).json()["counterfactual"] == ALONE
+    *_, last = events_of(client.post(route, json=wish | {"stream": True}))
+    assert last["counterfactual"] == ALONE
+    assert "counterfactual" not in client.post(route, json=body).json()
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=9))
@@ -229,23 +229,18 @@ def test_a_speculator_that_drafted_alone_would_have_given_what_it_gave(steps):
 
 
 @pytest.mark.parametrize(("route", "body"), CALLS)
-def test_provenance_says_who_guessed_and_what_was_rejected(route, body):
-    with serving(FakeWorker(guessed)) as client:
-        answer = client.post(route, json=body | {"provenance": True}).json()
-        whole = answer.get("choices", [answer])[0]["provenance"]
-        assert whole["tokens"] == TOKENS
-        assert whole["steps"][0] == FIRST_STEP
-        assert whole["steps"][1]["rows"] == 1
-        chunks = events_of(client.post(route, json=body | {"provenance": True, "stream": True}))
-        parts = [chunk.get("choices", [chunk]) for chunk in chunks]
-        parts = [part[0]["provenance"] for part in parts if part and "provenance" in part[0]]
-        assert [token for part in parts for token in part["tokens"]] == whole["tokens"]
-        assert [step for part in parts for step in part["steps"]] == whole["steps"]
-
-
-@pytest.mark.parametrize(("route", "body"), CALLS)
-def test_nothing_is_said_or_asked_of_the_engine_without_a_wish(route, body):
-    worker = FakeWorker(guessed)
-    with serving(worker) as client:
-        assert "provenance" not in client.post(route, json=body).text
-        assert not worker.requests[-1].wants_provenance
+def test_provenance_says_who_guessed_and_what_was_rejected(client, worker, route, body):
+    worker.script = guessed
+    answer = client.post(route, json=body | {"provenance": True}).json()
+    whole = answer.get("choices", [answer])[0]["provenance"]
+    assert whole["tokens"] == TOKENS
+    assert whole["steps"][0] == FIRST_STEP
+    assert whole["steps"][1]["rows"] == 1
+    chunks = events_of(client.post(route, json=body | {"provenance": True, "stream": True}))
+    parts = [chunk.get("choices", [chunk]) for chunk in chunks]
+    parts = [part[0]["provenance"] for part in parts if part and "provenance" in part[0]]
+    assert [token for part in parts for token in part["tokens"]] == whole["tokens"]
+    assert [step for part in parts for step in part["steps"]] == whole["steps"]
+    # nothing is said, or asked of the engine, without a wish
+    assert "provenance" not in client.post(route, json=body).text
+    assert not worker.requests[-1].wants_provenance

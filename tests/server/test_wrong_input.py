@@ -281,21 +281,22 @@ FAILURES = [
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_failures_before_the_first_token_have_their_status(stream):
-    scripts = {str(i): error for i, (error, _, _) in enumerate(FAILURES)}
-    with serving(FakeWorker(lambda request: [scripts[chr(request.prompt[0])]])) as client:
-        for i, (error, status, kind) in enumerate(FAILURES):
-            response = client.post("/completion", json={"prompt": str(i), "stream": stream})
-            assert error_of(response, status, kind) == str(error)
-            assert ("retry-after" in response.headers) == (status == 503)
+@pytest.mark.parametrize(("failure", "status", "kind"), FAILURES)
+def test_failures_before_the_first_token_have_their_status(
+    client, worker, failure, status, kind, stream
+):
+    worker.script = lambda request: [failure]
+    response = client.post("/completion", json={"prompt": "a", "stream": stream})
+    assert error_of(response, status, kind) == str(failure)
+    assert ("retry-after" in response.headers) == (status == 503)
 
 
-def test_a_prompt_longer_than_the_context_says_both_sizes():
-    with serving(FakeWorker(lambda request: [ContextLengthError(600, 512)])) as client:
-        response = client.post("/completion", json={"prompt": "a"})
-        assert "600 tokens" in error_of(response, 400, "exceed_context_size_error")
-        assert response.json()["error"]["n_prompt_tokens"] == 600
-        assert response.json()["error"]["n_ctx"] == 512
+def test_a_prompt_longer_than_the_context_says_both_sizes(client, worker):
+    worker.script = lambda request: [ContextLengthError(600, 512)]
+    response = client.post("/completion", json={"prompt": "a"})
+    assert "600 tokens" in error_of(response, 400, "exceed_context_size_error")
+    assert response.json()["error"]["n_prompt_tokens"] == 600
+    assert response.json()["error"]["n_ctx"] == 512
 
 
 @pytest.mark.parametrize("length", [512, 3001, 100_000])
@@ -347,10 +348,9 @@ BROKE = {"code": 500, "message": "it broke", "type": "server_error"}
         ),
     ],
 )
-def test_a_failure_after_the_stream_began_is_an_event_in_it(path, body, last):
-    worker = FakeWorker(lambda request: [*say(request, b"ab")[:-1], EngineError("it broke")])
-    with serving(worker) as client:
-        response = client.post(path, json=body | {"stream": True})
+def test_a_failure_after_the_stream_began_is_an_event_in_it(client, worker, path, body, last):
+    worker.script = lambda request: [*say(request, b"ab")[:-1], EngineError("it broke")]
+    response = client.post(path, json=body | {"stream": True})
     assert response.status_code == 200
     *_, before, end = response.text.strip().split("\n\n")
     name, _, data = end.rpartition("data: ")
