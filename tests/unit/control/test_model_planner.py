@@ -98,32 +98,6 @@ def test_no_room_means_no_draft() -> None:
     assert grant(learned((4, 4)), {"model": []}, STEP)["model"] == []
 
 
-def test_probes_of_a_model_that_is_off_stay_cheap() -> None:
-    controller = learned((0, 1))
-    num_probes = 0
-    for _ in range(4000):
-        allowance = granted(controller, SLOT)
-        if n := allowance.num_granted:
-            num_probes += 1
-            ran(controller, model_call([allowance], [[0.9] * n], 5.0 * n), STEP)
-            controller._calibration.record(1, "model", [0.9], 0)
-    assert num_probes >= 5
-    assert num_probes * 3 * 5.0 <= 0.01 * 4000 * 50.0 + 50.0
-
-
-def test_a_model_that_became_good_is_found_by_probes() -> None:
-    controller = learned((0, 1))
-    for _ in range(3000):
-        allowance = granted(controller, SLOT)
-        if allowance.num_granted > 3:
-            return
-        if allowance.num_granted:
-            n = allowance.num_granted
-            ran(controller, model_call([allowance], [[0.9] * n], 5.0 * n), STEP)
-            controller._calibration.record(1, "model", [0.9] * n, n)
-    pytest.fail("still off")
-
-
 def test_calls_that_only_read_teach_the_price_of_reading_and_nothing_about_drafts() -> None:
     """A long prompt is read over several calls; before its last one there is no draft to learn
     from.
@@ -195,8 +169,3 @@ def test_any_room_in_the_batch_is_planned_for() -> None:
     for room in range(1, 34):
         step = Step(1, 1, 100, max_rows=1 + room)
         assert granted(controller, model_slot(1, 32), step).num_granted <= 32
-
-
-def test_draft_prices_follow_measurements() -> None:
-    controller = learned((4, 4), round_ms=8.0)
-    assert prices(controller)["round_ms"]["1"] == pytest.approx(8.0, rel=0.1)

@@ -106,11 +106,6 @@ def test_with_top_k_the_mask_comes_before_the_filter(top_k: int) -> None:
     assert total_variation(draw(sampler(seed=8, top_k=top_k), Legal(ids)), p) < 0.025
 
 
-def test_greedy_takes_the_best_legal_token() -> None:
-    order = np.argsort(-LOGITS)
-    assert draw(sampler(temperature=0.0), Legal(order[2:]), 3) == [int(order[2])] * 3
-
-
 def test_forced_tokens_are_emitted_without_sampling() -> None:
     class Untouched(Sampler):
         def sample(self, *_: Any) -> int:

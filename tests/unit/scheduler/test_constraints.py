@@ -139,18 +139,6 @@ def test_log_probabilities_of_a_constrained_text() -> None:
     assert all(entry.logprob > float("-inf") for entry in answers["post"].logprobs)
 
 
-def test_choices_of_one_prompt_follow_their_constraints_apart() -> None:
-    engine = bytes_engine()
-    first = make_constrained(1, CONSTRAINTS["json_schema"], 1.5)[0]
-    requests = [
-        replace(first, request_id=f"r{n}", sampling=replace(first.sampling, seed=n))
-        for n in range(4)
-    ]
-    answers = run(make_scheduler(engine, speculators("suffix")), requests)
-    check(engine, requests, answers)
-    assert len({answer.text for answer in answers.values()}) > 1
-
-
 def test_a_constraint_that_cannot_be_compiled_refuses_its_request_alone() -> None:
     engine = bytes_engine()
     good, bad = make_constrained(2, CONSTRAINTS["regex"], 0.8)

@@ -71,13 +71,6 @@ def test_a_prompt_that_takes_long_to_look_up_is_copied_and_restored_beside_answe
     assert answers[request.request_id].stats.num_cached >= 300
 
 
-def test_with_no_memory_it_is_read_again() -> None:
-    scheduler = make_scheduler(Model(), parallel=2, cache_ram=0)
-    ask(scheduler, *(conversation(i) for i in range(6)))
-    assert sum(ask(scheduler, *(conversation(i, 1) for i in range(6)))) >= 6 * 100
-    assert scheduler.counters.prompts_saved == 0
-
-
 @pytest.mark.parametrize("wish", [{"namespace": "b"}, {"namespace": "a", "cache_prompt": False}])
 def test_another_namespace_and_who_must_not_use_the_cache_get_nothing_from_it(wish) -> None:
     scheduler = make_scheduler(Model(), parallel=1)
