@@ -64,10 +64,11 @@ def test_the_state_has_the_prompts_that_are_kept_and_how_often_they_were_used() 
     assert state["prompts_in_memory"] == kept
 
 
-def test_a_state_comes_at_once_and_others_follow_every_two_seconds(client, monkeypatch):
+def test_a_state_comes_at_once_and_others_follow_every_two_seconds(monkeypatch):
     assert status_events.SECONDS == 2.0
     monkeypatch.setattr(status_events, "SECONDS", 0.3)
-    first, second, third = states(client, 3)
+    with serving() as client:
+        first, second, third = states(client, 3)
     assert "history" in first
     assert "history" not in second
     assert third["time"] - second["time"] > 0.2
