@@ -239,7 +239,8 @@ def test_calls_that_were_given_up_at_once_are_not_read_before_others(monkeypatch
 
 
 def test_commands_are_obeyed_though_their_clients_left_at_once():
-    with serving(worker := FakeWorker()) as client:
+    worker = FakeWorker(lambda command: [ReplyEvent(command.request_id, "")])
+    with serving(worker) as client:
         for _ in range(20):
             with connected(client) as connection:
                 body = b'{"id": "chatcmpl-a", "action": "reasoning_end"}'
@@ -322,6 +323,7 @@ def test_a_kept_stream_whose_client_left_holds_no_body():
 
         until(lambda: not is_held(), "the body is given back")
         assert worker.cancelled.empty()
+        worker.go_on()
 
 
 def test_slot_actions_whose_clients_left_before_their_turn_are_not_done(tmp_path):
