@@ -8,6 +8,8 @@
         `headstart verify` of `lib/quantized.py`'s models in four quantizations (`--only` some);
         prints how many texts differ. Models and reports stay in the folder, and a report that is
         there already is not made again
+    python -m benchmarks.models --texts FOLDER --server llama-server
+        llama-server's texts instead, beside others and with `ngram-simple`
 
 For each: it loads and answers; every speculator at 1 and at 4 slots leaves the text as it is; a
 conversation that goes on and one whose answers are shortened reads little again and answers as if
@@ -32,6 +34,7 @@ from pathlib import Path
 
 import numpy as np
 from benchmarks.lib.quantized import MODELS, texts_table, verify
+from benchmarks.lib.server_texts import print_texts
 from tests.architectures import ARCHITECTURES, write_model
 from tests.harness import Answer, play
 from tests.models import MERGES, OTHER_MERGES, SMALLER, tiny_llama
@@ -323,9 +326,13 @@ def main() -> int:
     parser.add_argument("--texts", type=Path)
     parser.add_argument("--verify", default="--exact --tokens 400 -np 8 -c 1024 -t 1")
     parser.add_argument("--quantize", default="llama-quantize", help="of llama.cpp")
+    parser.add_argument("--server", help="llama-server, whose texts are counted")
     arguments = parser.parse_args()
     if arguments.texts:
         names = arguments.only or list(MODELS)
+        if arguments.server:
+            print_texts(arguments.texts, names, arguments.server, arguments.quantize)
+            return 0
         reports = verify(arguments.texts, names, arguments.verify, arguments.quantize)
         print(texts_table(reports))
         return int(any(report["different"] for report in reports.values()))

@@ -109,8 +109,8 @@ class TextComparison:
 Answer = tuple[int, ...] | str
 """The tokens of an answer, or the error."""
 
-Told = Callable[[Way, float, int, list[Difference]], None]
-"""(way, temperature, number of texts, those that differ)"""
+Told = Callable[[Way, int, list[Difference]], None]
+"""(way, number of texts, those that differ)"""
 
 
 def verify(
@@ -127,7 +127,7 @@ def verify(
     Args:
         open_scheduler: creates one with this many slots and all speculators; called with 1
             first.
-        requests: their temperature is replaced.
+        requests: asked at each temperature, all at once.
         is_exact: no difference is allowed, even near ties.
         tell: called after each way.
     """
@@ -135,31 +135,30 @@ def verify(
     classes = _compare_widths(plain)
     verdict = TextComparison(classes, is_exact)
     off = Way(1, "off", SpeculativeParams(mode=DraftMode.OFF), "fresh")
-    asked = {t: [_at(request, t) for request in requests] for t in temperatures}
-    expected = {t: _answer(plain, asked[t], off) for t in temperatures}
+    asked = [_at(request, temperature) for temperature in temperatures for request in requests]
+    expected = _answer(plain, asked, off)
     for num_slots in slots:
         scheduler = plain if num_slots == 1 else open_scheduler(num_slots)
         has_measured = is_exact  # what ways to read the prompts change: once texts differ
-        for temperature, same in expected.items():
-            for way in _ways(scheduler, num_slots):
-                if way == off:
-                    continue
-                share = slice(None, None, 1 if way.speculation in ("off", "auto") else 2)
-                some, right = asked[temperature][share], same[share]
-                got = _answer(scheduler, some, way)
-                if got != right and not has_measured:
-                    has_measured = True
-                    for request in requests:
-                        verdict.change = max(verdict.change, _read(scheduler, request.prompt)[1])
-                found = [
-                    _explain(scheduler, request, way, answers, verdict)
-                    for request, *answers in zip(some, right, got, strict=True)
-                    if answers[0] != answers[1]
-                ]
-                verdict.texts[str(way)] = verdict.texts.get(str(way), 0) + len(got)
-                verdict.num_tokens += sum(len(one) for one in got if isinstance(one, tuple))
-                verdict.differences += tuple(found)
-                tell(way, temperature, len(got), found)
+        for way in _ways(scheduler, num_slots):
+            if way == off:
+                continue
+            share = slice(None, None, 1 if way.speculation in ("off", "auto") else 2)
+            some, right = asked[share], expected[share]
+            got = _answer(scheduler, some, way)
+            if got != right and not has_measured:
+                has_measured = True
+                for request in requests:
+                    verdict.change = max(verdict.change, _read(scheduler, request.prompt)[1])
+            found = [
+                _explain(scheduler, request, way, answers, verdict)
+                for request, *answers in zip(some, right, got, strict=True)
+                if answers[0] != answers[1]
+            ]
+            verdict.texts[str(way)] = len(got)
+            verdict.num_tokens += sum(len(one) for one in got if isinstance(one, tuple))
+            verdict.differences += tuple(found)
+            tell(way, len(got), found)
         stats = scheduler.counts.total.drafts
         verdict.num_drafted += stats.num_drafted
         verdict.num_accepted += stats.num_accepted
@@ -168,7 +167,8 @@ def verify(
 
 
 def _at(request: Request, temperature: float) -> Request:
-    return replace(request, sampling=replace(request.sampling, temperature=temperature))
+    sampling = replace(request.sampling, temperature=temperature)
+    return replace(request, request_id=f"{request.request_id} at {temperature}", sampling=sampling)
 
 
 def _compare_widths(scheduler: Scheduler) -> WidthClasses:

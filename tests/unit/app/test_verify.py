@@ -54,7 +54,7 @@ def test_all_texts_of_a_sound_server_are_the_same() -> None:
     assert verdict.differences == ()
     assert len(verdict.classes.classes) == 1
     assert verdict.num_accepted > 0
-    assert verdict.num_texts == 2 * (5 * (5 + 6) + 3 * (3 + 3))
+    assert verdict.num_texts == 10 * (5 + 6) + 5 * (3 + 3)
     assert verdict.num_tokens == 12 * verdict.num_texts
     assert verdict.num_restored > 0
     said = verdict.describe()

@@ -35,21 +35,25 @@ def run(resolved: Resolved, words: list[str]) -> int:
     options, config = resolved.own(VerifyOptions), resolved.config()
 
     from headstart.app.assemble import build_scheduler, check, find_models
-    from headstart.app.verify import verify
+    from headstart.app.verify import TEMPERATURES, verify
 
     config = _settings(config)
     check(config)
     models = find_models(config)
 
     def open_scheduler(num_slots: int) -> Scheduler:
-        limits = replace(config.scheduler, parallel=num_slots, cache_disk=0)
+        num = len(TEMPERATURES) * options.prompts_limit
+        limits = replace(config.scheduler, parallel=num_slots, cache_disk=0, max_queue=num)
         return build_scheduler(replace(config, scheduler=limits), models)[0]
 
-    def tell(way: Way, temperature: float, num: int, found: list[Difference]) -> None:
+    def tell(way: Way, num: int, found: list[Difference]) -> None:
         if not options.json:
-            kinds = [f"{one.kind} ({one.error or _shown(one.margin)})" for one in found]
+            kinds = [
+                f"{one.kind} at {one.temperature} ({one.error or _shown(one.margin)})"
+                for one in found
+            ]
             same = f"{num - len(found)} of {num} the same"
-            print(f"{way!s:<44} {temperature:<4} {same}", *kinds, sep="  ", flush=True)
+            print(f"{way!s:<44} {same}", *kinds, sep="  ", flush=True)
 
     requests = make_requests(config, options, models.target)
     slots = tuple(dict.fromkeys((1, config.scheduler.parallel)))
