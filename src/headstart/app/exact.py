@@ -6,7 +6,7 @@ import logging
 from time import perf_counter
 
 from headstart.engine.context import LlamaEngine
-from headstart.scheduler.widths import CERTAIN_ROWS, LONG, SHORT, WidthComparison
+from headstart.scheduler.widths import CERTAIN_ROWS, WidthComparison
 from headstart.types import CacheKind
 from headstart.types.errors import ConfigError
 from headstart.types.widths import MOST_SHORT, WidthClasses
@@ -30,7 +30,7 @@ def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasse
             engine.use_reference_kernels()
         comparison = WidthComparison(engine, sequences, perf_counter, num_rows=CERTAIN_ROWS)
         engine.adapters.use(adapters)  # requests may: their matrices have kernels of their own
-        classes = comparison.run((SHORT, LONG))
+        classes = comparison.run()
         engine.adapters.use(())
         assert classes is not None, "nobody interrupts it"
         # several slots cannot take back padding of recurrent states: one is to have their kernels
@@ -55,6 +55,8 @@ def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasse
         ways.append("try --parallel 1")
     elif not (engine.max_padding or engine.params.n_rs_seq):
         ways.append("leave out --spec off: what takes drafts back takes padding back")
+    # else two rows of F16 or F32, as the gates of experts, are summed in another order than one
+    ways.append("on a processor build libllama with CMAKE_ARGS=-DGGML_LLAMAFILE=OFF")
     raise ConfigError(
         "--exact is not possible with this model on this machine: the numbers of rows that agree "
         f"are {classes}, and its cache can take back {engine.max_padding} rows; "

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.scheduler import Scheduler
-from headstart.scheduler.widths import LONG, SHORT, WidthComparison, logits_behind
+from headstart.scheduler.widths import WidthComparison, logits_behind
 from headstart.types import DraftMode
 from headstart.types.request import (
     ErrorEvent,
@@ -175,7 +175,7 @@ def _compare_widths(scheduler: Scheduler) -> WidthClasses:
     if scheduler.widths is not None:
         return scheduler.widths
     engine = scheduler.engine
-    classes = WidthComparison(engine, [0], scheduler.clock).run((SHORT, LONG))
+    classes = WidthComparison(engine, [0], scheduler.clock).run()
     assert classes is not None, "nobody interrupts it"
     return classes
 

@@ -14,7 +14,7 @@ from headstart.control.cost import REFERENCE_ROWS, Sample
 from headstart.scheduler.batching import mixes_states
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.sequence import Cells
-from headstart.scheduler.widths import SHORT, WIDE, WidthComparison, change_by_order
+from headstart.scheduler.widths import LENGTH, WIDE, WidthComparison, change_by_order
 from headstart.types import Batch, CacheKind, ContextFullError, Engine
 from headstart.types.errors import EngineError
 from headstart.types.widths import WidthClasses
@@ -104,12 +104,13 @@ class WarmUp:
         comparison: WidthComparison,
         is_interrupted: Interrupted,
     ) -> bool:
-        if not self._timer.fits(max(WIDE) // 2):
+        needed = min(LENGTH + max(WIDE), self._engine.context_size)
+        if not self._timer.sequences or self._timer.num_cells < needed:
             return False
         own, spare = self._timer.sequences[0], self._engine.padding_sequence
         try:
             comparison.sequences = [own]
-            classes = comparison.run((SHORT,), is_interrupted)
+            classes = comparison.run(is_interrupted)
             if classes is None:
                 return False
             by_order = 0.0 if spare in (None, own) else change_by_order(self._engine, own, spare)
@@ -148,7 +149,7 @@ class DecodeTimer:
 
     def begin(self, sequences: Sequence[int], num_cells: int) -> None:
         """Use these empty sequences, and so many free cells."""
-        self.sequences, self._num_cells = sequences, num_cells
+        self.sequences, self.num_cells = sequences, num_cells
         # a hybrid pads sequences to equal numbers of rows, at most one each
         self._spare = len(sequences) * (self.engine.cache_kind is CacheKind.ROLLBACK)
         self.clear()
@@ -191,7 +192,7 @@ class DecodeTimer:
         engine = self.engine
         most = engine.max_outputs + MOST_PADDING * (engine.padding_sequence is not None)
         return rows <= min(most, engine.max_batch_tokens) and 2 * (rows + self._spare) <= min(
-            self._num_cells, engine.context_size * len(self._lengths)
+            self.num_cells, engine.context_size * len(self._lengths)
         )
 
     def make_room(self, rows: int) -> int:
@@ -250,4 +251,4 @@ class DecodeTimer:
         engine = self.engine
         longest = max(a + b for a, b in zip(self._lengths, self._deal(rows), strict=True))
         num_cells = sum(self._lengths) + rows + 2 * self._spare
-        return longest <= engine.context_size and num_cells <= self._num_cells
+        return longest <= engine.context_size and num_cells <= self.num_cells

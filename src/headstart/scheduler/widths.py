@@ -3,8 +3,9 @@ that the output matrix reads, because its kernel mostly rounds small differences
 
 Kernels depend on different things, so each width is tested in several ways: whether all rows agree
 with other widths, from first to last; whether a row changes beside equal rows (which a mixture of
-experts sends to the same experts), or beside rows of another, longer sequence; and all this again
-with more than 512 cells in the cache, where libllama splits the attention of a single row.
+experts sends to the same experts), or beside rows of another, longer sequence. The rows lie on both
+sides of the 256th cell: libllama's attention covers cells by 256, and with more than those it
+divides that of a single row among threads.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from headstart.types import FINAL_STATE, Batch, Engine, Logits
 from headstart.types.widths import WidthClasses
 
 WIDE = (*range(20, 64, 4), 63, 64)  # attention on a CPU changes at 64
-SHORT, LONG = 40, 520  # tokens in the cache
+LENGTH = 245  # tokens in the cache before the rows: a decode of each width but 11 crosses cell 256
 _ROWS = 16  # compared per width, or one decode if that has more
 CERTAIN_ROWS = 64  # with a tiny model: rows of different kernels may agree by chance
 _READ = 32  # rows per decode when filling the cache
@@ -61,40 +62,30 @@ class WidthComparison:
         self._engine, self.sequences, self._clock = engine, sequences, clock
         self._batch = Batch(engine.max_batch_tokens)
         self._first: NDArray[np.float32] | None = None
-        self._found: dict[int, dict[int, _Found]] = {}  # by length, then width
+        self._found: dict[int, _Found] = {}  # by width
         self._change = 0.0
 
-    def run(
-        self, lengths: Sequence[int] = (SHORT,), is_interrupted: Callable[[], bool] = lambda: False
-    ) -> WidthClasses | None:
-        """The classes for caches of these lengths.
-
-        None if interrupted, which takes at most one decode; the next call continues.
+    def run(self, is_interrupted: Callable[[], bool] = lambda: False) -> WidthClasses | None:
+        """The classes, or None if interrupted, which takes at most one decode; the next call
+        continues.
         """
-        self._is_interrupted = is_interrupted
-        most = min(self._engine.max_batch_tokens, self._engine.max_outputs)
-        room = self._engine.context_size - max(WIDE)
-        classes: WidthClasses | None = None
-        for length in dict.fromkeys(max(1, min(length, room)) for length in lengths):
-            fitting = min(most, self._engine.context_size - length)
-            widths = [n for n in (*range(1, 17), *WIDE) if n <= fitting]
-            if not (found := self._found.setdefault(length, {})):
-                self._first = None
-            try:
-                self._read(self.sequences[0], length)
-                others = self._read_others(length)
-                own = self.sequences[0]
-                saved = bytearray() if self._cuts else self._engine.save_sequence(own)
-                for width in widths:
-                    if width not in found:
-                        found[width] = self._look(width, length, saved, others)
-            except _GaveWay:
-                return None
-            finally:
-                for seq_id in self.sequences:
-                    self._engine.clear(seq_id)
-            classes = _refine(classes, found, self._change)
-        return classes
+        engine, self._is_interrupted = self._engine, is_interrupted
+        length = max(1, min(LENGTH, engine.context_size - max(WIDE)))
+        most = min(engine.max_batch_tokens, engine.max_outputs, engine.context_size - length)
+        own = self.sequences[0]
+        try:
+            self._read(own, length)
+            others = self._read_others(length)
+            saved = bytearray() if self._cuts else engine.save_sequence(own)
+            for width in (*range(1, 17), *WIDE):
+                if width <= most and width not in self._found:
+                    self._found[width] = self._look(width, length, saved, others)
+        except _GaveWay:
+            return None
+        finally:
+            for seq_id in self.sequences:
+                engine.clear(seq_id)
+        return _classes(self._found, self._change)
 
     def _look(self, width: int, length: int, saved: bytearray, others: list[int]) -> _Found:
         found, own = _Found(), self.sequences[0]
@@ -186,10 +177,9 @@ def change_by_order(engine: Engine, own: int, other: int) -> float:
 
     Attention sums in the order of cells. Both sequences must be empty, and are empty afterwards.
     """
-    tokens = [i * _STEP % min(engine.vocab_size, _STEP) for i in range(SHORT)]
+    tokens = [i * _STEP % min(engine.vocab_size, _STEP) for i in range(40)]
     straight, moved = (
-        logits_behind(engine, (own, other), tokens, SHORT // 2, num, num_outputs=_ROWS)
-        for num in (0, SHORT // 2)
+        logits_behind(engine, (own, other), tokens, 20, num, num_outputs=_ROWS) for num in (0, 20)
     )
     return float(np.abs(straight - moved).max())
 
@@ -236,13 +226,8 @@ def _digest(row: NDArray[np.float32], state: NDArray[np.float32]) -> bytes:
     return digest.digest()
 
 
-def _refine(before: WidthClasses | None, found: dict[int, _Found], change: float) -> WidthClasses:
-    """Classes of widths that agree here and agreed before."""
-    old = {n: i for i, one in enumerate(before.classes) for n in one} if before else {}
-    mixed = set(before.mixed if before else ())
-    mixed |= {n for n, one in found.items() if one.is_mixed}
-    is_alone = any(one.is_alone for n, one in found.items() if n not in mixed)
-    is_alone |= before is not None and before.is_alone
+def _classes(found: dict[int, _Found], change: float) -> WidthClasses:
+    mixed = {n for n, one in found.items() if one.is_mixed}
     classes: list[list[int]] = []
     for width, one in found.items():
         if width in mixed:
@@ -250,17 +235,15 @@ def _refine(before: WidthClasses | None, found: dict[int, _Found], change: float
         for members in classes:
             other = max((found[n].rows for n in members), key=len)
             num = min(len(other), len(one.rows))
-            if old.get(width) == old.get(members[0]) and other[:num] == one.rows[:num]:
+            if other[:num] == one.rows[:num]:
                 members.append(width)
                 break
         else:
             classes.append([width])
-    times = dict(before.milliseconds) if before else {}
-    times |= {n: min(one.ms, times.get(n, one.ms)) for n, one in found.items()}
     return WidthClasses(
         tuple(map(tuple, classes)),
         tuple(sorted(mixed)),
         change,
-        tuple(sorted(times.items())),
-        is_alone,
+        tuple((n, one.ms) for n, one in found.items()),
+        any(one.is_alone for n, one in found.items() if n not in mixed),
     )

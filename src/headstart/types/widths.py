@@ -75,10 +75,10 @@ class WidthClasses:
         useful = [n for n in found if len(n) >= 3 and n[-1] >= LEAST_WIDEST]
         return Widths(min(useful)) if useful else None
 
-    def cost(self, widths: Widths, num_rows: int = 1) -> float:
-        """Time of `num_rows` rows in these widths, relative to one row."""
+    def cost(self, widths: Widths) -> float:
+        """Time of a row in these widths, relative to one row alone."""
         times = dict(self.milliseconds)
-        wide = times.get(widths.fit(num_rows))
+        wide = times.get(widths.fit(1))
         return wide / times[1] if wide and times.get(1) else 1.0
 
     def exact_cost(self, kind: CacheKind = CacheKind.CUT) -> float | None:
@@ -86,8 +86,7 @@ class WidthClasses:
         widths = self.choose() if kind is CacheKind.CUT else self.choose(0)
         if widths is None or not widths.pads_little:
             return None
-        # the texts here are short: in long ones attention may treat one and two rows differently
-        return max(1.0, self.cost(widths), self.cost(widths, 2)) - 1.0
+        return max(0.0, self.cost(widths) - 1.0)
 
     def promise(self, kind: CacheKind = CacheKind.CUT, *, is_exact: bool) -> str:
         """What a server can promise about its texts after the comparison, and at what price."""

@@ -32,7 +32,7 @@ from headstart.scheduler.drafting import limit_drafts
 from headstart.scheduler.policy import make_policy
 from headstart.scheduler.sequence import Cells
 from headstart.scheduler.step import SequencePlan, StepPlan
-from headstart.scheduler.widths import CERTAIN_ROWS, WIDE, WidthComparison
+from headstart.scheduler.widths import CERTAIN_ROWS, LENGTH, WIDE, WidthComparison
 from headstart.testing import FakeEngine, LetterVocab
 from headstart.types import Batch, CacheKind
 from headstart.types.errors import EngineError
@@ -178,13 +178,18 @@ def compare(kernel: Kernel, **settings: int) -> WidthClasses:
             "1 | 2-8 | 9-64",
             Widths(ALL[1:8]),
         ),
+        (  # threads share the attention of a single row in a long text
+            lambda batch, row: batch.num_rows == 1 and batch.positions[row] >= 256,
+            "1 | 2-64",
+            Widths(ALL[1:]),
+        ),
         (  # groups of four rows, and what is left with another kernel
             lambda batch, row: row >= batch.num_rows // 4 * 4,
             "1-3 | 4, 8, 12, 16-60, 64 | 5 | 6 | 7 | 9-11 | 13-15 | 63",
             Widths((4, 8, 12, *range(16, 64, 4), 64)),
         ),
     ],
-    ids=["one", "single", "three", "rows left over"],
+    ids=["one", "single", "three", "long", "rows left over"],
 )
 def test_a_kernel_that_depends_on_the_width_is_found_and_named(kernel, names, chosen) -> None:
     classes = compare(kernel)
@@ -282,7 +287,7 @@ def test_kernels_that_seldom_differ_are_told_apart_by_more_rows() -> None:
 
     def kernel(batch: Batch, row: int) -> int:
         is_left_over = row >= batch.num_rows // 4 * 4
-        return int(is_left_over and batch.positions[row] % 23 == 0)
+        return int(is_left_over and (batch.positions[row] - LENGTH) % 23 == 6)
 
     few, many = (compare(kernel, num_rows=n).classes for n in (16, CERTAIN_ROWS))
     assert any({4, 6} <= {*members} for members in few)
