@@ -89,7 +89,7 @@ class WidthComparison:
 
     def _look(self, width: int, length: int, saved: bytearray, others: list[int]) -> _Found:
         found, own = _Found(), self.sequences[0]
-        num = max(1, self._num_rows // width) if width != _ROWS else CERTAIN_ROWS // width
+        num = -(-self._num_rows // width) if width != _ROWS else CERTAIN_ROWS // width
         num = min(num, (self._engine.context_size - length) // width)
         for index in range(num):
             start = length + index * width

@@ -185,7 +185,7 @@ def compare(kernel: Kernel, **settings: int) -> WidthClasses:
         ),
         (  # groups of four rows, and what is left with another kernel
             lambda batch, row: row >= batch.num_rows // 4 * 4,
-            "1-3 | 4, 8, 12, 16-60, 64 | 5 | 6 | 7 | 9-11 | 13-15 | 63",
+            "1-3 | 4, 8, 12, 16-60, 64 | 5 | 6 | 7 | 9 | 10 | 11 | 13 | 14 | 15 | 63",
             Widths((4, 8, 12, *range(16, 64, 4), 64)),
         ),
     ],
