@@ -167,9 +167,13 @@ class Drafting:
         unread = sum([one.sequence.num_pending for one in plan.prompts]) if plan.prompts else 0
         context = sum([len(answer.sequence.text.tokens) for answer in plan.answers]) // num
         num_rows = num + min(unread, plan.max_prompt_rows)
-        most = engine.max_batch_tokens, engine.max_outputs
-        num_reading = len(plan.prompts)
-        plan.step = Step(num, num_rows, context, *most, can_pad, plan.is_even, num_reading)
+        max_rows, tile = engine.max_batch_tokens, engine.attention_tile
+        if num_rows < tile and num > 1 and not any(map(_is_fixed, plan.answers)):
+            max_rows = tile - 1  # in a tile, each row computes the cells of all answers
+        outputs, num_reading = engine.max_outputs, len(plan.prompts)
+        plan.step = Step(
+            num, num_rows, context, max_rows, outputs, can_pad, plan.is_even, num_reading
+        )
 
     def _ask_texts(
         self, plan: StepPlan, answers: list[SequencePlan], may_ask: Collection[str]
@@ -318,10 +322,13 @@ class Drafting:
             self.fail(error)
 
 
+def _is_fixed(answer: SequencePlan) -> bool:
+    return answer.sequence.policy.is_fixed
+
+
 def _is_always_asked(answer: SequencePlan) -> bool:
     """Whether it is drafted for whatever control expects: by hand, or by a constraint."""
-    sequence = answer.sequence
-    return sequence.policy.is_fixed or sequence.text.legality is not None
+    return _is_fixed(answer) or answer.sequence.text.legality is not None
 
 
 def _note_reasons(answer: SequencePlan) -> None:

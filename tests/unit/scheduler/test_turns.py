@@ -23,6 +23,7 @@ from tests.harness import (
     submit_all,
 )
 
+from headstart.config import SpeculationConfig
 from headstart.scheduler.turns import STEPS, AdapterTurns, Scales
 from headstart.types import Batch, CacheKind
 from headstart.types.request import Request
@@ -100,6 +101,22 @@ def test_where_drafts_have_snapshots_short_answers_and_a_prompt_share_no_decode_
     assert sum(rows[2] for rows in decodes) == len(prompt) + 1
     assert all(set(rows) in ({0, 1}, {2}) for rows in decodes)
     assert all(bool(before[2]) != bool(after[2]) for before, after in pairwise(decodes))
+
+
+@pytest.mark.parametrize(
+    ("spec", "draft", "num", "is_limited"),
+    [("auto", 16, 6, True), ("auto", 100, 1, False), ("fixed", 16, 6, False)],
+    ids=["several", "one", "by hand"],
+)
+def test_drafts_of_several_answers_fill_no_tile_of_attention(spec, draft, num, is_limited):
+    engine = TiledModel()
+    requests = [request("a" * index, LONG[index:200], 200) for index in range(num)]
+    oracle = Oracle(engine, requests, wrong=0.0)
+    config = SpeculationConfig(spec=spec, draft_max=draft)
+    scheduler = make_scheduler(engine, [oracle], config, parallel=num)
+    check(engine, requests, play(scheduler, requests))
+    most = max(rows.total() for rows in engine.decodes if max(rows.values()) <= 1 + draft)
+    assert most == TILE - 1 if is_limited else most >= TILE
 
 
 @pytest.mark.parametrize("draft", [0, 7])
