@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from tests.server.fake_worker import INFO, FakeWorker, say
-from tests.server.serving import events_of, served_model, serving
+from tests.server.serving import error_of, events_of, served_model, serving
 
 from headstart.config import ChatConfig, Config, SchedulerConfig
 from headstart.server.service import ServedModel
@@ -309,6 +309,15 @@ def test_apply_template_renders_without_generating(client, worker):
     prompt = client.post("/apply-template", json=body).json()["prompt"]
     assert prompt == "<|im_start|>user\na\nb<|im_end|>\n<|im_start|>assistant\n"
     assert worker.requests == []
+
+
+@pytest.mark.parametrize("path", ["/apply-template", "/v1/chat/completions/input_tokens"])
+def test_only_what_makes_a_prompt_is_checked_where_only_the_prompt_is_wanted(client, path):
+    messages = [{"role": "user", "content": "a"}]
+    body = {"messages": messages, "temperature": "0", "logprobs": 3, "stop": 5, "n": 99}
+    plain = client.post(path, json={"messages": messages}).json()
+    assert client.post(path, json=body).json() == plain
+    error_of(client.post(path, json=body | {"tools": 5}), 400)
 
 
 def test_a_last_assistant_message_is_continued(client, worker):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 from starlette.requests import Request as HttpRequest
@@ -23,7 +23,7 @@ from headstart.server.event_stream import single_event
 from headstart.server.media import Media, Source, read_media, take_media
 from headstart.server.prompts import read_chat
 from headstart.server.routing import Routes
-from headstart.server.schemas import ChatBody
+from headstart.server.schemas import ChatBody, TemplateBody
 from headstart.server.service import service_of
 from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call
@@ -32,6 +32,7 @@ from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegi
 from headstart.types.request import ThoughtsEnd
 
 routes = Routes()
+B = TypeVar("B", bound=TemplateBody)
 
 
 @routes.post(
@@ -49,12 +50,12 @@ async def chat_completions(http: HttpRequest) -> Response:
 @routes.post(
     "/v1/chat/completions/input_tokens",
     "/chat/completions/input_tokens",
-    body=ChatBody,
+    body=TemplateBody,
     answer="`input_tokens`",
 )
 async def input_tokens(http: HttpRequest) -> dict[str, Any]:
     """Count the tokens of the prompt that chat messages become."""
-    body = await read_body(http, ChatBody)
+    body = await read_body(http, TemplateBody)
     number = await count_chat_tokens(http, lambda: body)
     return {"object": "response.input_tokens", "input_tokens": number}
 
@@ -103,8 +104,8 @@ async def answer_chat(
     return await answer(http, call, body, read, dialect)
 
 
-async def count_chat_tokens(http: HttpRequest, make: Callable[[], ChatBody]) -> int:
-    """Number of tokens of the prompt that a chat body becomes."""
+async def count_chat_tokens(http: HttpRequest, make: Callable[[], TemplateBody]) -> int:
+    """Number of tokens of the prompt that messages become."""
     service = service_of(http)
     body, media = await _with_media(http, make)
 
@@ -115,10 +116,10 @@ async def count_chat_tokens(http: HttpRequest, make: Callable[[], ChatBody]) -> 
     return await service.text_threads.run_for(http.scope, http.receive, count)
 
 
-async def _with_media(http: HttpRequest, make: Callable[[], ChatBody]) -> tuple[ChatBody, Media]:
+async def _with_media(http: HttpRequest, make: Callable[[], B]) -> tuple[B, Media]:
     """The body with markers in place of images and sounds, and the parts for these markers."""
 
-    def read() -> tuple[ChatBody, list[dict[str, Any]], list[Source]]:
+    def read() -> tuple[B, list[dict[str, Any]], list[Source]]:
         body = make()
         return body, *take_media(body.messages)
 

@@ -12,7 +12,7 @@ import orjson
 from headstart.config import SamplingConfig
 from headstart.server.body import is_id
 from headstart.server.errors import not_supported, shorten, wrong_value
-from headstart.server.schemas import GenerationBody
+from headstart.server.schemas import FormatBody, GenerationBody
 from headstart.types import Vocab
 from headstart.types.constraint import Constraint, ConstraintKind
 from headstart.types.errors import ConfigError, RequestError
@@ -46,7 +46,7 @@ def read_constraint(body: GenerationBody, vocab: Vocab) -> Constraint | None:
     return dataclasses.replace(only, triggers=triggers, includes_trigger=True)
 
 
-def wanted_schema(body: GenerationBody) -> dict[str, Any] | None:
+def wanted_schema(body: FormatBody) -> dict[str, Any] | None:
     """The JSON schema of a body's answer; None without one."""
     constraint = _from_format(body.response_format) if body.response_format else None
     if body.json_schema:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from headstart.config import ChatConfig
 from headstart.server.constraints import wanted_schema
 from headstart.server.errors import not_supported, shorten, wrong_value
-from headstart.server.schemas import ChatBody, GenerationBody
+from headstart.server.schemas import ChatBody, GenerationBody, TemplateBody
 from headstart.server.service import ServedModel
 from headstart.structures.interruption import time_limit
 from headstart.text.chat_template import ChatTemplate
@@ -35,8 +35,8 @@ class RenderedChat:
     may_think: bool = True  # unless the body or the prompt's end prevents it
 
 
-def render_chat(body: ChatBody, model: ServedModel) -> RenderedChat:
-    """The prompt of a chat body, without the start token if tokenizing adds it.
+def render_chat(body: TemplateBody, model: ServedModel) -> RenderedChat:
+    """The prompt of messages, without the start token if tokenizing adds it.
 
     Raises:
         HeadstartError: the messages cannot be rendered, or the template takes too long.
@@ -100,7 +100,7 @@ def _opened(
     return RenderedChat(text, "thoughts")
 
 
-def _continued_part(body: ChatBody, defaults: ChatConfig) -> Part | None:
+def _continued_part(body: TemplateBody, defaults: ChatConfig) -> Part | None:
     """Which part of the last message the answer continues; None if it is a new one."""
     part = body.continue_final_message
     if part not in (None, True, False, "content", "reasoning_content"):
@@ -195,7 +195,7 @@ def read_tools(tools: Any) -> list[dict[str, Any]]:
     return list(tools or ())
 
 
-def _template_arguments(body: ChatBody, defaults: ChatConfig) -> dict[str, Any]:
+def _template_arguments(body: TemplateBody, defaults: ChatConfig) -> dict[str, Any]:
     arguments = {**defaults.template_arguments, **body.chat_template_kwargs}
     if body.reasoning_effort == "none":
         arguments["enable_thinking"] = False

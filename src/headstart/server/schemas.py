@@ -63,7 +63,16 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
-class GenerationBody(SamplingBody):
+class FormatBody(Body):
+    """The form of the answer, which some chat templates show to the model."""
+
+    response_format: dict[str, Any] | None = Field(
+        None, description="type text, json_object or json_schema"
+    )
+    json_schema: Any = Field(None, description="the answer is JSON of this schema")
+
+
+class GenerationBody(FormatBody, SamplingBody):
     """Fields of all routes that generate text."""
 
     asks_model: ClassVar[bool] = True
@@ -156,10 +165,6 @@ class GenerationBody(SamplingBody):
     reasoning_budget_end_tag: str | None = Field(
         None, max_length=256, description="the same, a single one"
     )
-    response_format: dict[str, Any] | None = Field(
-        None, description="type text, json_object or json_schema"
-    )
-    json_schema: Any = Field(None, description="the answer is JSON of this schema")
     grammar: str | None = Field(None, description="GBNF; Lark if it begins with %llguidance")
     regex: str | None = Field(None, description="the whole answer matches it; Rust's syntax")
     lark: str | None = Field(None, description="a grammar in llguidance's Lark")
@@ -201,12 +206,10 @@ class GenerationBody(SamplingBody):
         }
 
 
-class ChatBody(GenerationBody):
-    """POST /v1/chat/completions and /apply-template."""
+class TemplateBody(FormatBody):
+    """What makes the prompt of a chat; all that is checked where only the prompt is wanted."""
 
     messages: Many[dict[str, Any]]
-    logprobs: bool = False
-    top_logprobs: Int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: Any = Field(
         None,
@@ -218,6 +221,13 @@ class ChatBody(GenerationBody):
     )
     reasoning_effort: str | None = None
     tools: list[Any] | None = Field(None, description="OpenAI's, of type function")
+
+
+class ChatBody(GenerationBody, TemplateBody):
+    """POST /v1/chat/completions."""
+
+    logprobs: bool = False
+    top_logprobs: Int | None = None
     tool_choice: Any = Field(
         None, description='auto, none, required, or {"function": {"name": ...}}'
     )

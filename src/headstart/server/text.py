@@ -18,7 +18,7 @@ from headstart.server.prompts import (
     tokens_text,
 )
 from headstart.server.routing import Routes, json_response
-from headstart.server.schemas import ChatBody, DetokenizeBody, TokenizeBody
+from headstart.server.schemas import DetokenizeBody, TemplateBody, TokenizeBody
 from headstart.server.service import Service, service_of
 from headstart.text.utf8 import text_or_bytes
 
@@ -67,10 +67,10 @@ async def detokenize(http: HttpRequest) -> Response:
     return await _in_thread(http, service, run)
 
 
-@routes.post("/apply-template", body=ChatBody, answer="`prompt`: the text that is tokenized")
+@routes.post("/apply-template", body=TemplateBody, answer="`prompt`: the text that is tokenized")
 async def apply_template(http: HttpRequest) -> Response:
     """Return the prompt that chat messages become."""
-    body = await read_body(http, ChatBody)
+    body = await read_body(http, TemplateBody)
     service = service_of(http)
 
     def run() -> dict[str, Any]:
