@@ -102,6 +102,17 @@ def test_candidates_that_begin_alike_count_together(engine: LlamaEngine) -> None
     assert long not in ids
 
 
+def test_the_sampler_ends_no_text_where_a_constraint_forbids_it(engine: LlamaEngine) -> None:
+    """libllama's does if no candidate has a fifth of the probability."""
+    params = SamplingParams(temperature=0.8, top_k=40, samplers=("top_k", "infill"))
+    eog = engine.model.vocab.eog_ids
+    sampler = Sampler(params, engine, eog)
+    logits = np.linspace(0.1, 0.0, engine.vocab_size, dtype=np.float32)
+    legal = np.arange(engine.vocab_size) > 1000
+    assert sampler.sample(logits, 0) in eog
+    assert sampler.sample(logits, 0, legal) == 1001
+
+
 def test_a_vocabulary_that_the_sampler_would_abort_on_is_refused(engine: LlamaEngine, monkeypatch):
     params = SamplingParams(samplers=("top_k", "infill"))
     monkeypatch.setattr(engine.model.vocab, "_longest", 513)

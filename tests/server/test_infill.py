@@ -119,15 +119,6 @@ def test_all_of_the_completions_fields_are_there_and_it_streams(filling):
     assert events_of(filling.post("/infill", json=body | {"stream": True}))
 
 
-@pytest.mark.parametrize("form", [{"json_schema": {"type": "object"}}, {"regex": "a"}])
-def test_the_infill_sampler_and_a_constraint_exclude_each_other(filling, form):
-    """It ends texts where the constraint forbids it, for which the schema was blamed."""
-    body = LLAMA_VIM | form
-    assert "infill, which does not obey the constraint" in error_of(
-        filling.post("/infill", json=body), 400
-    )
-
-
 def test_markers_surround_what_they_mark():
     extra = [InfillExtra(text="x", filename="f"), InfillExtra(text="y")]
     cursor = [PRE, *b"a", *b"p", SUF, *b"b", MID]

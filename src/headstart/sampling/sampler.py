@@ -179,7 +179,10 @@ class Sampler:
             and uniform(self.params.seed, position + self.num_dropped, salt=1)
             < self.params.xtc_probability
         )
-        return self._filters.apply(ids, scores, use_xtc)
+        left = self._filters.apply(ids, scores, use_xtc)
+        if legal is not None and self.params.has_infill and not legal[left[0]].all():
+            return ids[:1], scores[:1]  # infill ends a text that must go on
+        return left
 
     def _with_bias(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """A copy with biases, at a cost independent of their number; the same array without."""

@@ -80,13 +80,6 @@ class Request:
     # whether prompt and answer may be recorded; None: by the server's settings
     store: bool | None = None
 
-    def __post_init__(self) -> None:
-        if self.constraint and self.sampling.has_infill:  # which ends texts where that is illegal
-            raise RequestError(
-                "samplers contains infill, which does not obey the constraint of the answer; leave "
-                "out one of them"
-            )
-
     @property
     def is_private(self) -> bool:
         """Whether its text must not be kept on disk."""
