@@ -72,8 +72,7 @@ def flags_page() -> str:
         "",
         "A flag beats its environment variable (`HEADSTART_DRAFT_MAX` for `--draft-max`), which "
         "beats the config file",
-        "(`--config FILE` or `HEADSTART_CONFIG`: TOML, keys as in the variables without "
-        "`HEADSTART_`, in small letters), which",
+        "(`--config FILE` or `HEADSTART_CONFIG`: TOML, keys are flags without their dashes), which",
         "beats the default, here in brackets (without: off, 0 or nothing). `headstart serve "
         "--print-config` shows every value with its",
         "origin. A flag that is on or off has a `--no-` form.",

@@ -1,4 +1,4 @@
-"""The arguments of a command and the environment: which setting gets which text.
+"""Command line, environment and config file: which setting gets which text.
 
 Nothing is ignored in silence: an unknown name with our prefix is refused, one with llama-server's
 gets a warning.
@@ -7,12 +7,14 @@ gets a warning.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from headstart.app.cli import llama_server
 from headstart.app.cli.llama_server import OFF, ON
 from headstart.app.cli.resolve import Given
-from headstart.app.cli.settings import Setting, closest
+from headstart.app.cli.settings import Setting, all_settings, closest, text_of
 from headstart.config.fields import read_switch
 from headstart.types.errors import ConfigError
 
@@ -44,6 +46,20 @@ def texts(owner: Owner, name: str, text: str, origin: str) -> dict[str, str]:
     elif name in owner.negatives:
         text = OFF if not text or read_switch(text, origin) else ON
     return {owner.name: text} if isinstance(owner, Setting) else owner.apply(text, origin)
+
+
+def spelling(key: str, known: Mapping[str, Owner], place: str) -> str:
+    """The flag or variable that a key of a file stands for; `place`: the file.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    flag = key.replace("_", "-")
+    for name in (f"--{flag}", f"-{flag}", key):
+        if name in known:
+            return name
+    near = closest(flag, [one.lstrip("-") for one in known])
+    raise ConfigError(f"{place} sets {key!r}, which is no flag{near}")
 
 
 class Arguments:
@@ -172,6 +188,35 @@ def from_environment(
     return found
 
 
+def from_file(file: Path, settings: Iterable[Setting]) -> dict[str, Given]:
+    """The settings in a config file, whose keys are flags or llama-server's variables; dashes and
+    underscores are equivalent.
+
+    One file may serve several commands, so settings of other commands are fine.
+
+    Raises:
+        ConfigError: an unreadable file, an unknown key in it, or a list or table.
+    """
+    try:
+        content = tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the config file {file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the config file {file} is not valid TOML: {error}") from None
+    known, found = owners([*settings, *all_settings()]), dict[str, Given]()
+    for key, value in content.items():
+        name = spelling(key, known, f"the config file {file}")
+        owner = known[name]
+        # on may be a choice
+        is_text = isinstance(owner, Setting) and owner.kind is str and not owner.option.choices
+        if not isinstance(value, str | int | float) or (is_text and isinstance(value, bool)):
+            wanted = "a text" if is_text else "a text, a number, true or false"
+            raise ConfigError(f"{key} in the file {file} is {value!r} but must be {wanted}")
+        meaning = texts(owner, name, text_of(value), f"{key} = {text_of(value)} in the file {file}")
+        found |= {setting: (text, f"file {file}") for setting, text in meaning.items()}
+    return found
+
+
 def _given(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that were set for a program, not by Kubernetes for a service."""
     return {
@@ -206,6 +251,8 @@ def check_environment(environment: Mapping[str, str], settings: Sequence[Setting
         hint = closest(name, known, PREFIX)
         if isinstance(meant, Setting):
             hint = f"; did you mean {meant.environment_name}?"
+        elif meant is not None:
+            hint = f"; did you mean {meant.environment or f'--{flag}'}?"
         raise ConfigError(
             f"{name} is set but there is no such setting{hint} (all names: docs/flags.md)"
         )

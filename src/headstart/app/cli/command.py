@@ -12,8 +12,14 @@ from itertools import groupby
 from pathlib import Path
 
 import headstart
-from headstart.app.cli.arguments import HELP, Arguments, check_environment, from_environment
-from headstart.app.cli.resolve import Given, Resolved, from_file, resolve
+from headstart.app.cli.arguments import (
+    HELP,
+    Arguments,
+    check_environment,
+    from_environment,
+    from_file,
+)
+from headstart.app.cli.resolve import Given, Resolved, resolve
 from headstart.app.cli.settings import Setting, all_settings, settings_of
 from headstart.config import EngineConfig
 from headstart.types.errors import ConfigError

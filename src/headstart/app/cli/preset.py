@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from headstart.app.cli.arguments import owners, texts
+from headstart.app.cli.arguments import owners, spelling, texts
 from headstart.app.cli.resolve import resolve
-from headstart.app.cli.settings import all_settings, closest, settings_of
+from headstart.app.cli.settings import all_settings, settings_of
 from headstart.config import option
 from headstart.types.errors import ConfigError
 
@@ -73,10 +73,7 @@ def read_sections(file: Path) -> dict[str, dict[str, str]]:
         for key, text in keys.items():
             if key == "version":
                 continue
-            name = next((one for one in (f"--{key}", f"-{key}", key) if one in known), None)
-            if name is None:
-                near = closest(key, [one.lstrip("-") for one in known])
-                raise ConfigError(f"{file} sets {key!r}, which is no flag{near}")
+            name = spelling(key, known, str(file))
             found[section] |= texts(known[name], name, text, f"{key} = {text} in {file}")
     return found
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import tomllib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from headstart.app.cli.settings import Setting, Value, all_settings, closest, text_of
+from headstart.app.cli.settings import Setting, Value
 from headstart.config import Config
-from headstart.types.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -108,34 +105,6 @@ def _called(setting: Setting, origin: str) -> str:
     if kind == "environment":
         return variable
     return setting.flag if kind == "flag" else f"{setting.flag[2:]} in the {origin}"
-
-
-def from_file(file: Path, settings: Iterable[Setting]) -> dict[str, Given]:
-    """The settings in a config file; dashes and underscores in names are equivalent.
-
-    One file may serve several commands, so settings of other commands are fine.
-
-    Raises:
-        ConfigError: an unreadable file, an unknown name in it, or a list or table.
-    """
-    try:
-        content = tomllib.loads(file.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the config file {file}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the config file {file} is not valid TOML: {error}") from None
-    named = {key.replace("-", "_"): value for key, value in content.items()}
-    known = {setting.name: setting for setting in (*settings, *all_settings())}
-    for name, value in named.items():
-        if (setting := known.get(name)) is None:
-            raise ConfigError(
-                f"the config file {file} sets {name!r}, which does not exist{closest(name, known)}"
-            )
-        is_text = setting.kind is str and not setting.option.choices  # of which on may be one
-        if not isinstance(value, str | int | float) or (is_text and isinstance(value, bool)):
-            wanted = "a text" if is_text else "a text, a number, true or false"
-            raise ConfigError(f"{name} in the file {file} is {value!r} but must be {wanted}")
-    return {name: (text_of(value), f"file {file}") for name, value in named.items()}
 
 
 def _toml_line(name: str, value: Value) -> str:

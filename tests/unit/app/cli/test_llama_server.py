@@ -233,8 +233,9 @@ def test_a_name_of_llama_servers_that_is_near_to_none_gets_no_guess() -> None:
         ("HEADSTART_PARALEL", "did you mean HEADSTART_PARALLEL?"),
         ("HEADSTART_CTX_SIZE", "did you mean HEADSTART_CONTEXT?"),
         ("HEADSTART_NP", "did you mean HEADSTART_PARALLEL?"),
+        ("HEADSTART_AGENT", "did you mean LLAMA_ARG_AGENT?"),
+        ("HEADSTART_VERBOSE", "did you mean --verbose?"),
         ("HEADSTART_BANANA", "such setting (all names"),
-        ("HEADSTART_VERBOSE", "such setting (all names"),  # --verbose stands for --log-level
     ],
 )
 def test_an_unknown_name_of_ours_is_refused_with_the_closest(name: str, says: str) -> None:

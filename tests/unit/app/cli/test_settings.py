@@ -228,6 +228,17 @@ def test_minus_one_is_llama_servers_default_in_the_file_too(tmp_path: Path) -> N
     assert (config.engine.threads, config.scheduler.parallel) == (None, 4)
 
 
+def test_a_config_file_takes_llama_servers_flags_too(tmp_path: Path) -> None:
+    file = tmp_path / "headstart.toml"
+    file.write_text("c = 96\nno-mmap = true\nagent = true\nverbosity = 4\nLLAMA_ARG_N_PARALLEL = 3")
+    values = read("--config", str(file)).values
+    names = ("context", "mmap", "tools", "log_level", "parallel")
+    assert [values[name] for name in names] == [96, False, "all", "debug", 3]
+    file.write_text("mirostat = 2")
+    with pytest.raises(ConfigError, match="mirostat = 2 in the file"):
+        read("--config", str(file))
+
+
 def test_a_missing_config_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read the config file"):
         read("--config", str(tmp_path / "none.toml"))
