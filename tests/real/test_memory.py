@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.architectures import tiny_hybrid, write_model
-from tests.models import tiny_llama
+from tests.models import tiny_bert, tiny_llama
 from tests.real.support import decode, engine_of
 
 from headstart.app.assemble import Models, build_scheduler
 from headstart.app.loading import fit_models
-from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
+from headstart.config import (
+    Config,
+    EmbeddingConfig,
+    EngineConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+)
 from headstart.engine.context import LlamaEngine
+from headstart.engine.embedding import LlamaEmbedder
 from headstart.engine.footprint import HOST, can_measure, measure, uses_of
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
@@ -44,6 +52,22 @@ def test_the_estimate_is_what_libllama_takes(model_file: Path, context: int) -> 
     assert expected.uses[HOST].cache == taken.cache
     assert expected.uses[HOST].weights == pytest.approx(taken.weights, rel=0.01)
     assert expected.uses[HOST].compute == pytest.approx(taken.compute, rel=0.05)
+
+
+@needs_measuring
+@pytest.mark.parametrize("write", [tiny_bert, tiny_llama])
+def test_embeddings_are_counted(tmp_path: Path, write: Callable[[Path], Path]) -> None:
+    """Models that compute nothing else are estimated too: a router loads none that are not."""
+    path, sums = write(tmp_path / "tiny.gguf"), list[int]()
+    engine = EngineConfig(context=512, gpu_layers=0, threads=1)
+    wanted = EmbeddingConfig(embeddings=True)
+    embedder = LlamaEmbedder(Model(path, engine), engine, wanted)
+    taken = uses_of(embedder._handle)[HOST]
+    for embedding in (wanted, EmbeddingConfig()) if write is tiny_llama else (wanted,):
+        config = Config(engine=engine, embedding=embedding)
+        use = fit_models(config, Models(path, None, is_demo=False)).uses[HOST]
+        sums.append(use.cache + use.compute)
+    assert sums[0] - sum(sums[1:]) == pytest.approx(taken.cache + taken.compute, rel=0.05)
 
 
 def taken_by_default(path: Path, *, drafts: bool, slots: int) -> tuple[float, int]:

@@ -62,8 +62,13 @@ def fit_models(config: Config, models: Models, free: Mapping[str, int] | None = 
     reads_states = drafter is not None and drafter.reads_states
     part = Part(models.target, replace(config.engine, mtp=mtp), limits, is_asked, reads_states)
 
+    vectors = Part(models.target, config.engine, Limits(parallel, 1, 0, embeds=True))
+    sharing = replace(vectors, limits=replace(vectors.limits, shares_weights=True))
+
     def beside(settings: EngineConfig) -> list[Part]:
-        return [drafter_part(config, drafter, settings)] if drafter else []
+        parts = [drafter_part(config, drafter, settings)] if drafter else []
+        # with the requested context, not the one that fits beside it
+        return [*parts, sharing] if config.embedding.is_on else parts
 
     def assumed() -> dict[str, int]:
         found = free_memory() | dict(free or {})
@@ -74,6 +79,8 @@ def fit_models(config: Config, models: Models, free: Mapping[str, int] | None = 
                 found[gpus[0] if is_on_gpu else HOST] -= 5 * projector.stat().st_size // 4
         return found
 
+    if only_embeds(config, models.target):
+        return fit(vectors, free=assumed)
     return fit(part, beside, free=assumed)
 
 
@@ -103,14 +110,11 @@ def load_target(config: Config, models: Models) -> Target:
     Raises:
         ConfigError, ModelError: it cannot be used as the settings say.
     """
-    if only_embeds(config, models.target):
-        model = Model(models.target, config.engine)
-        embedder = LlamaEmbedder(model, config.engine, config.embedding)
-        encoder = EncoderEngine(model, embedder.max_tokens)
-        fitted = Fitted(config.engine, Limits(config.scheduler.parallel, 1, 0))
-        return Target(encoder, fitted, embedder)
     fitted = fit_models(config, models)
     model = Model(models.target, fitted.config)
+    if only_embeds(config, models.target):
+        embedder = LlamaEmbedder(model, fitted.config, config.embedding)
+        return Target(EncoderEngine(model, embedder.max_tokens), fitted, embedder)
     engine = LlamaEngine(model, fitted.config, fitted.limits)
     classes = None
     if fitted.config.exact:

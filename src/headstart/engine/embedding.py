@@ -20,7 +20,7 @@ from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.library import api, libllama_error, take_errors
 from headstart.engine.media import LlamaChunk
 from headstart.engine.model import Model
-from headstart.engine.parameters import Limits, context_params
+from headstart.engine.parameters import embedding_params
 from headstart.types import Batch, CacheKind
 from headstart.types.errors import EngineError, ModelError, NotSupportedError
 from headstart.types.media import LoadedChunk
@@ -45,7 +45,8 @@ class LlamaEmbedder:
                 "or drop --rerank"
             )
         asked = "rank" if is_ranking else wanted.pooling
-        params = self._params(config, asked)
+        params = embedding_params(model.facts, config)
+        params.pooling_type = -1 if asked is None else POOLINGS.index(asked)
         take_errors()
         self._handle = api.llama_init_from_model(model.handle, params)
         if not self._handle:
@@ -77,25 +78,6 @@ class LlamaEmbedder:
         # positions beyond the training context abort if the model has a table of them
         self.max_tokens = min(int(longest), model.facts.train_context)
         self._batch = Batch(self.max_batch_tokens)
-
-    def _params(self, config: EngineConfig, pooling: str | None) -> Any:
-        facts, ubatch = self.model.facts, config.ubatch or config.batch
-        # at most 64 texts in one decode; libllama aborts if they do not divide its tokens
-        most = 1 if facts.is_recurrent else min(64, ubatch)
-        num_texts = next(number for number in range(most, 0, -1) if ubatch % number == 0)
-        cells = min(facts.train_context, 8192)
-        if config.context:
-            cells = min(config.context, facts.train_context)
-        cells = max(cells, ubatch)
-        params = context_params(facts, config, Limits(num_texts, 1, 0), cells, embeds=True)
-        params.n_ctx, params.n_seq_max = cells, num_texts
-        params.n_batch = params.n_ubatch = ubatch
-        params.n_outputs_max = params.n_batch
-        params.n_rs_seq = 0
-        params.kv_unified = True
-        params.embeddings = True
-        params.pooling_type = -1 if pooling is None else POOLINGS.index(pooling)
-        return params
 
     def embed(
         self,

@@ -69,7 +69,7 @@ def fit(
     """Choose unset settings so that target and drafters fit into free memory.
 
     Args:
-        drafters: the draft models, given the target's settings.
+        drafters: the draft models, given the target's settings; also further contexts of it.
         measure, free: bytes that a model takes and that each device has; for tests.
 
     Raises:
@@ -289,7 +289,11 @@ class _Fitting:
     def _why_not(self, name: str, use: Use, needed: int, free: int) -> str:
         """Error for what does not fit into this device, and what to lower for the largest model."""
         target, *drafters = self._parts(self.config)
-        taken = [(self._uses_of(part).get(name, Use()), part) for part in drafters]
+        taken = [
+            (self._uses_of(part).get(name, Use()), part)
+            for part in drafters
+            if part.path != target.path
+        ]
         largest, part = max(taken, default=(Use(), target), key=lambda one: one[0].total)
         words = f"of {_size(free)} free in {name} "
         if 2 * largest.total <= use.total:

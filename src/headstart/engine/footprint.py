@@ -17,7 +17,13 @@ from typing import Any
 from headstart.config import EngineConfig
 from headstart.engine import library
 from headstart.engine.library import api
-from headstart.engine.parameters import Facts, Limits, context_params, model_params
+from headstart.engine.parameters import (
+    Facts,
+    Limits,
+    context_params,
+    embedding_params,
+    model_params,
+)
 from headstart.engine.prompt_reader import reader_params, reads_apart
 from headstart.types.errors import ModelError
 
@@ -92,7 +98,10 @@ def _measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> 
             raise library.libllama_error(ModelError, f"cannot read {path}")
         try:
             facts = Facts.of(model, config.override_kv)
-            settings = context_params(facts, config, limits, context)
+            if limits.embeds:
+                settings = embedding_params(facts, config)
+            else:
+                settings = context_params(facts, config, limits, context)
             settings.ctx_type = int(limits.is_heads)
             made = api.llama_init_from_model(model, settings)
             if made:
@@ -108,7 +117,8 @@ def _measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> 
                 raise library.libllama_error(ModelError, words)
         finally:
             api.llama_model_free(model)
-    outputs = 4 * settings.n_outputs_max * facts.vocab_size  # logits are copied to main memory
+    # logits are copied to main memory
+    outputs = 0 if limits.embeds else 4 * settings.n_outputs_max * facts.vocab_size
     uses[HOST] = uses.get(HOST, Use()) + Use(compute=outputs)
     if limits.shares_weights:
         uses = {name: replace(use, weights=0) for name, use in uses.items()}

@@ -88,6 +88,7 @@ class Limits:
     is_heads: bool = False  # runs multi-token heads
     shares_weights: bool = False  # weights are loaded with another part
     reads_states: bool = False  # may require the target's context
+    embeds: bool = False  # for embeddings only
 
 
 def model_params(config: EngineConfig, *, vocab_only: bool = False) -> tuple[Any, list[Any]]:
@@ -117,15 +118,13 @@ def model_params(config: EngineConfig, *, vocab_only: bool = False) -> tuple[Any
     return params, list(arrays.values())
 
 
-def context_params(
-    facts: Facts, config: EngineConfig, limits: Limits, context: int, *, embeds: bool = False
-) -> Any:
-    """libllama's context parameters; `embeds`: for embeddings only.
+def context_params(facts: Facts, config: EngineConfig, limits: Limits, context: int) -> Any:
+    """libllama's context parameters.
 
     Raises:
         ConfigError: settings that contradict each other or the model.
     """
-    if facts.architecture in ENCODERS and not embeds:
+    if facts.architecture in ENCODERS and not limits.embeds:
         raise ConfigError(
             f"{facts.architecture} models generate no text and cannot draft; start with "
             "--embeddings, or with --rerank if it is a reranker"
@@ -173,6 +172,26 @@ def context_params(
     params.op_offload = config.op_offload
     _set_positions(params, config)
     _check(facts, config, limits, params)
+    return params
+
+
+def embedding_params(facts: Facts, config: EngineConfig) -> Any:
+    """Parameters of a context that keeps nothing between decodes, each of whole texts."""
+    ubatch = config.ubatch or config.batch
+    # at most 64 texts in one decode; libllama aborts if they do not divide its tokens
+    most = 1 if facts.is_recurrent else min(64, ubatch)
+    num_texts = next(number for number in range(most, 0, -1) if ubatch % number == 0)
+    cells = min(facts.train_context, 8192)
+    if config.context:
+        cells = min(config.context, facts.train_context)
+    cells = max(cells, ubatch)
+    params = context_params(facts, config, Limits(num_texts, 1, 0, embeds=True), cells)
+    params.n_ctx, params.n_seq_max = cells, num_texts
+    params.n_batch = params.n_ubatch = ubatch
+    params.n_outputs_max = params.n_batch
+    params.n_rs_seq = 0
+    params.kv_unified = True
+    params.embeddings = True
     return params
 
 

@@ -121,7 +121,8 @@ class PromptReader:
 def reads_apart(facts: Facts, config: EngineConfig, limits: Limits) -> bool:
     """Whether a model with these settings uses a separate prefill cache."""
     adapters = config.lora, config.lora_scaled, config.control_vector, config.control_vector_scaled
-    is_plain = not (facts.is_recurrent or facts.window or limits.is_heads or any(adapters))
+    is_own = limits.is_heads or limits.embeds
+    is_plain = not (facts.is_recurrent or facts.window or is_own or any(adapters))
     # longer contexts rotate keys by other factors
     is_alike = not CELLS <= facts.original_context < (config.context or facts.train_context)
     is_several = limits.num_sequences > 1 and attention_tile(config) > 1

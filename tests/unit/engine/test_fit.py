@@ -232,6 +232,13 @@ def test_a_draft_model_is_not_said_to_need_more_than_it_does_with_its_target() -
     assert float(sizes[2]) <= float(sizes[1])
 
 
+def test_a_second_context_of_the_target_is_called_no_draft_model() -> None:
+    """As of embeddings."""
+    small, large = (Part(MODEL, EngineConfig(context=n), Limits(4, 4, 0)) for n in (512, 999936))
+    with pytest.raises(ConfigError, match=r"big\.gguf does not fit: .* lower --"):
+        fit(small, lambda _: [large], measure=machine(), free=lambda: {"CUDA0": 0, HOST: 64 * GIB})
+
+
 def test_a_hundred_million_tokens_are_measured_without_planning_them(monkeypatch) -> None:
     planned = []
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # what decides how much memory a model needs
 ENGINE_PARTS = ("model", "engine", "draft_engine", "scheduler", "speculation", "images")
+TAKEN = (*ENGINE_PARTS, "embedding")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +117,6 @@ COMMAND = Command(
         "these flags."
     ),
     options=DevicesOptions,
-    takes=ENGINE_PARTS,
+    takes=TAKEN,
     run=run,
 )

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from headstart.app.cli.devices import ENGINE_PARTS
+from headstart.app.cli.devices import TAKEN
 from headstart.app.cli.preset import EVERY_MODEL, read_sections, router_keys
 from headstart.app.cli.resolve import Resolved
 from headstart.app.cli.settings import Setting, text_of
@@ -159,7 +159,7 @@ def _make(
         source=source,
         arguments=tuple(arguments.values()),
         engine_arguments=tuple(
-            argument for key, argument in arguments.items() if settings[key].part in ENGINE_PARTS
+            argument for key, argument in arguments.items() if settings[key].part in TAKEN
         ),
         environment={**environment, **{settings[k].environment_name: texts[k] for k in hidden}},
         aliases=tuple(one for one in listed(given.get("alias")) if one != name),

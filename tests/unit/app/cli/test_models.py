@@ -202,10 +202,10 @@ def test_what_is_the_routers_own_does_not_reach_its_models(tmp_path, environment
     assert set(found.environment) == {"LLAMA_CACHE", "PATH", "HEADSTART_TEMP"}
 
 
-def test_a_projector_counts_in_the_estimate_of_its_model(tmp_path, environment) -> None:
-    text = "[m]\nmodel = m.gguf\nmmproj = p.gguf\nalias = n\ntemp = 0.5\n"
-    found = models(environment, preset(tmp_path, text))["m"]
-    assert set(found.engine_arguments) == {"--model=m.gguf", "--mmproj=p.gguf"}
+def test_projector_and_embeddings_count_in_the_estimate_of_a_model(tmp_path, environment) -> None:
+    own = "[m]\nmodel = m.gguf\nmmproj = p.gguf\nalias = n\ntemp = 0.5\nembedding = on\n"
+    found = models(environment, preset(tmp_path, own))["m"]
+    assert set(found.engine_arguments) == {"--model=m.gguf", "--mmproj=p.gguf", "--embeddings=on"}
 
 
 def test_secrets_stand_in_no_command_line(tmp_path, environment) -> None:
