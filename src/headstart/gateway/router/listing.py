@@ -120,6 +120,7 @@ class OwnRoutes:
             "model_alias": "headstart",
             "model_path": "none",
             "default_generation_settings": {"params": {}, "n_ctx": 0},
+            "ui_settings": {},
             "build_info": f"b-headstart-{headstart.__version__}",
             "cors_proxy_enabled": self.config.tools.ui_mcp_proxy,
             "settings": list(self._settings),
