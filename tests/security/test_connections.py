@@ -323,7 +323,6 @@ def test_a_kept_stream_whose_client_left_holds_no_body():
 
         until(lambda: not is_held(), "the body is given back")
         assert worker.cancelled.empty()
-        worker.go_on()
 
 
 def test_slot_actions_whose_clients_left_before_their_turn_are_not_done(tmp_path):

@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx2
 import openai
-import uvicorn
 from starlette.types import ASGIApp
+from tests.quick_server import QuickServer
 from tests.server.fake_worker import FakeWorker
 from tests.thread_transport import ThreadTransport
 
@@ -39,7 +39,7 @@ def serving_app(app: ASGIApp, config: ServerConfig | None = None) -> Iterator[st
     listener = take_port(ServerConfig(port=0))
     settings = uvicorn_config(app, config or ServerConfig())
     settings.log_level = "critical"
-    server = uvicorn.Server(settings)
+    server = QuickServer(settings)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

@@ -6,13 +6,14 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from types import ModuleType
 
 import pytest
 import uvicorn
 from starlette.types import ASGIApp
 from tests.planted import noted
+from tests.quick_server import QuickServer
 
 from headstart.gateway.proxy import Backend
 
@@ -65,13 +66,6 @@ async def writing(
         await asyncio.gather(*writers.values())
 
 
-class QuietServer(uvicorn.Server):
-    """Leaves the signals of the test's process alone."""
-
-    def capture_signals(self):
-        return nullcontext()
-
-
 @asynccontextmanager
 async def running(app: ASGIApp, lifespan: str = "off") -> AsyncIterator[str]:
     """The URL of a server of this app."""
@@ -81,7 +75,7 @@ async def running(app: ASGIApp, lifespan: str = "off") -> AsyncIterator[str]:
     config = uvicorn.Config(
         app, lifespan=lifespan, log_level="critical", ws="none", timeout_graceful_shutdown=1
     )
-    server = QuietServer(config)
+    server = QuickServer(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:
         await asyncio.sleep(0.001)
