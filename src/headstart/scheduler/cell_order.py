@@ -78,15 +78,20 @@ class CellOrder:
         """
         order = sorted(waiting, key=lambda one: one.number != self.first)
         is_full = any(one.held_since is not None for one in order)
-        too_long = dict[str, int]()  # by tenant: later ones come after as many, so it is that too
+        # lengths that do not fit: a longer one of a tenant comes after at least as many others, and
+        # so does one of any other tenant of the same weight, if neither has running ones
+        too_long = dict[str | float, int]()
+        busy = {one.tenant for one in running}
         for sequence in order:
             length, tenant = len(sequence.text.tokens), sequence.tenant
-            is_short = length < too_long.get(tenant, length + 1)
+            alike = tenant if tenant in busy else self._tenants.weight(tenant)
+            is_short = length < too_long.get(alike, length + 1)
             if not is_full or (is_short and self._fits(sequence, running)):
                 yield sequence
+                busy.add(tenant)  # it may run now
                 continue
             if is_short:
-                too_long[tenant] = length
+                too_long[alike] = length
             if sequence.held_since is None:
                 sequence.held_since = now
 

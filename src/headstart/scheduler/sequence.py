@@ -147,9 +147,11 @@ class Sequence:
     submitted: float  # clock readings, seconds
     prompt_namespace: str = ""  # namespace of the cached text that it may use and add to
     text: Text = field(init=False)
+    tenant: str = field(init=False)  # owner of the request
     num_prompt: int = field(init=False)
     most_tokens: int = field(init=False)  # of prompt and answer; huge without max_tokens
     cells: Cells | None = None  # None: it is waiting, or has left
+    chosen: Cells | None = None  # for it, once what they hold is in main memory
     constraint_queued: float = 0.0  # when it began to wait for its constraint
     compiled: Future[Compiled] | None = None  # the request's constraint, once compiling began
     leader: Sequence | None = None  # prefills the same prefix; this request waits and shares it
@@ -168,6 +170,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         request = self.request
+        self.tenant = tenant_of(request.namespace)
         self.num_prompt, limit = len(request.prompt), request.max_tokens
         self.most_tokens = NO_LIMIT if limit is None else self.num_prompt + limit
         tokens = shown = OwnedTokens(request.prompt)
@@ -195,11 +198,6 @@ class Sequence:
                 sampler.thoughts = ThoughtCounter(request.thoughts, vocab.token_text)
             text.sampler = sampler
         return text.sampler
-
-    @property
-    def tenant(self) -> str:
-        """Owner of the request."""
-        return tenant_of(self.request.namespace)
 
     @property
     def packed(self) -> array[int]:
