@@ -68,6 +68,7 @@ class Offloading:
         self._seconds = inf  # for the copies of this step
         self._until: float | None = None  # when they end, once they began
         self._is_behind = False  # `set_aside` was cut short
+        self._unfinished: Cells | None = None  # copied in part
         self._kept_ahead = -1.0  # `last_used` of the slot that was pre-copied last
         self.disk: DiskCache | None = None
         self._overdue = _NOTHING  # a read that takes too long; no other one is waited for
@@ -100,6 +101,7 @@ class Offloading:
     def empty(self, cells: Cells) -> None:
         """Empty a slot; `tokens` records what it held."""
         self._engine.clear(cells.seq_id)
+        self.store.lose(cells.namespace, cells.packed)
         cells.length = cells.num_prompt = 0
 
     def set_aside(self) -> None:
@@ -133,10 +135,8 @@ class Offloading:
         if is_new or self._is_behind:
             self.set_aside()
             return
-        if not self._engine.has_blocks:
-            return
         idle = [cells for cells in self._cells if cells.user is None and cells.length]
-        if not idle or not any(cells.user for cells in self._cells):
+        if not (self._engine.has_blocks and idle and any(cells.user for cells in self._cells)):
             return
         lengths = [cells.length for cells in self._cells]
         if all(lengths) or 2 * sum(lengths) > self._engine.num_cells:
@@ -249,13 +249,15 @@ class Offloading:
         """
         if not self.store.max_bytes or not self._is_worth_it(cells):
             return False
-        if self.store.holds(cells.namespace, cells.packed) or not self._num_own(cells):
+        is_new = cells is not self._unfinished  # looking it up is O(context)
+        if is_new and (self.store.holds(cells.namespace, cells.packed) or not self._num_own(cells)):
             return True
         if (stored := self._copy(cells)) is None:
             return False
         self._bytes_per_token = stored.num_bytes / len(stored.tokens)
         is_kept = self.store.put(stored) and len(stored.tokens) == cells.length
         self._counters.prompts_saved += is_kept
+        self._unfinished = None if is_kept else cells
         return is_kept
 
     def _is_worth_it(self, cells: Cells) -> bool:
@@ -307,11 +309,9 @@ class Offloading:
         """A stored prompt that saves time beside `num_cached` cached tokens, and how many tokens it
         and the request have in common.
         """
-        if not sequence.request.cache_prompt or not len(self.store):
-            return None, 0
         tokens = sequence.packed
         stored, num_common = self.store.find(sequence.prompt_namespace, tokens)
-        if stored is None:
+        if stored is None or not sequence.request.cache_prompt:
             return None, 0
         num_common = min(num_common, len(tokens) - 1)
         lengths = stored.blocks[0].checkpoints

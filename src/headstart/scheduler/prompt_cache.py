@@ -55,19 +55,25 @@ class PromptCache:
         return wished is not None and self.cells[wished].user is not None
 
     def find(self, sequence: Sequence) -> Placement | None:
-        """Find free cells with as much of the request's text as possible.
+        """Find cells for a request, and note what is to be restored from main memory. Returns None
+        if what the cells hold is still being copied there; until it is, nothing is looked up again.
+        """
+        cells = sequence.chosen
+        if cells is not None and cells.user is None and not self._keep(cells):
+            return None
+        sequence.chosen = None
+        return self._bring_back(sequence, self._find(sequence))
+
+    def _find(self, sequence: Sequence) -> Placement:
+        """Find free cells with as much of the request's text as possible; there are some.
 
         Cells that hold this conversation are continued; if none are empty, also those of another
         one that mostly begins alike. Otherwise the least recently used cells are emptied and share
         the best prefix that any cells hold, even those in use: sharing costs nothing, and the other
         conversation stays cached. Only text of the request's own namespace is considered, so that
         no tenant learns from the cache what another wrote.
-
-        Returns None if no cells are free.
         """
         free = [cells for cells in self.cells if cells.user is None]
-        if not free:
-            return None
         wished = [cells for cells in free if cells.seq_id == sequence.request.slot_id]
         oldest = min(free, key=_age)
         if not sequence.request.cache_prompt:
@@ -109,7 +115,7 @@ class PromptCache:
         if not sequence.is_resumed or sequence.admitted is None:
             sequence.num_cached = shared
 
-    def bring_back(self, sequence: Sequence, placement: Placement) -> Placement | None:
+    def _bring_back(self, sequence: Sequence, placement: Placement) -> Placement | None:
         """Choose what to restore from main memory, and copy the slot's old contents to it. Returns
         None if that needs another step.
         """
@@ -126,8 +132,11 @@ class PromptCache:
         is_other = is_another(num_kept, cells.num_prompt)
         # with blocks only those at the end are copied
         is_lost = 2 * num_kept < cells.length or (is_other and self._engine.has_blocks)
-        if is_lost and not self._keep(cells):
-            return None
+        if is_lost:
+            if not self._keep(cells):
+                sequence.chosen = cells
+                return None
+            offloading.store.lose(cells.namespace, cells.packed)
         if stored is not None:
             sequence.stored, sequence.num_awaited = stored, num_common
         return placement

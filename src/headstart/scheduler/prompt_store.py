@@ -7,9 +7,11 @@ Knows tokens and bytes, no engine: only the caller interprets the bytes.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from headstart.structures.checkpoints import Data, unpack
 from headstart.structures.prefix_index import PrefixIndex
@@ -62,7 +64,7 @@ class StoredPrompt:
 
     def known(self, length: int) -> tuple[StoredBlock, ...]:
         """The blocks that end within the first `length` tokens."""
-        return tuple(block for block in self.blocks if block.end <= length)
+        return self.blocks[: bisect_right(self.blocks, length, key=attrgetter("end"))]
 
 
 class PromptStore:
@@ -113,8 +115,7 @@ class PromptStore:
             return False
         alike, num_common = self._index.find(prompt.namespace, prompt.tokens)
         if alike is not None and not (prompt.is_whole or alike.is_whole):
-            ends = {block.end for block in prompt.blocks}
-            known = {one.end: one for one in alike.known(num_common) if one.end in ends}
+            known = {block.end: block for block in alike.known(num_common)}
             blocks = tuple(known.get(block.end, block) for block in prompt.blocks)
             if blocks != prompt.blocks:
                 prompt = replace(prompt, blocks=blocks)
@@ -136,6 +137,12 @@ class PromptStore:
         if prompt in self._prompts:
             self._prompts[prompt] = is_continued
             self._prompts.move_to_end(prompt, last=not is_continued)
+
+    def lose(self, namespace: str, tokens: array[int]) -> None:
+        """Note that cells that held a text no longer continue what is stored of it."""
+        prompt, num_common = self._index.find(namespace, tokens)
+        if prompt is not None and 2 * num_common > prompt.num_prompt:
+            self.use(prompt)
 
     def erase(self, namespace: str, tokens: array[int]) -> None:
         """Remove what is stored of a text: its beginnings, whatever their length."""

@@ -360,10 +360,7 @@ class Scheduler:
             if not (self.cache.offloading.load(sequence) and self._prepare(sequence)):
                 num_loading += 1
                 continue
-            placement = self.cache.find(sequence)
-            if placement is None:
-                break
-            if (placement := self.cache.bring_back(sequence, placement)) is None:
+            if (placement := self.cache.find(sequence)) is None:
                 num_loading += 1
                 continue
             self.waiting.remove(sequence)

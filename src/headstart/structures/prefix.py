@@ -19,9 +19,13 @@ def common_prefix_length(a: Tokens, b: Tokens, start: int = 0) -> int:
     limit = min(len(a), len(b))
     if limit <= _CHUNK and not start:
         return next(compress(count(), map(ne, a, b)), limit)
-    at = min(start, limit)
-    while at < limit and a[at : at + _CHUNK] == b[at : at + _CHUNK]:
-        at = min(at + _CHUNK, limit)
+    at, size = min(start, limit), _CHUNK
+    while at < limit and a[at : at + size] == b[at : at + size]:
+        at, size = min(at + size, limit), 2 * size
+    while size > _CHUNK:  # they differ before at + size
+        size //= 2
+        if a[at : at + size] == b[at : at + size]:
+            at = min(at + size, limit)
     end = min(at + _CHUNK, limit)
     return next(compress(count(at), map(ne, a[at:end], b[at:end])), end)
 

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 from tests.harness import Answer, Model, collect, endless, make_scheduler, step_until, submit_all
-from tests.planted import noted
+from tests.planted import fail_at, noted
 from tests.unit.scheduler.conversations import ask, conversation, long
 
 from headstart.scheduler import sequence
@@ -118,6 +118,33 @@ def test_a_prompt_whose_request_leaves_before_all_of_it_is_restored_is_not_given
     assert len(list(scheduler.cache.offloading.store.only_here())) == 1
 
 
+def fail_once(scheduler: Scheduler) -> None:
+    fail_at(scheduler.engine, {0})
+    scheduler.step()
+
+
+def leave_too_long(scheduler: Scheduler) -> None:
+    store = scheduler.cache.offloading.store
+    store.max_bytes = store.num_bytes
+    (running,) = scheduler.running
+    scheduler.cancel(running.request.request_id)
+    ask(scheduler, conversation(5))
+
+
+@pytest.mark.parametrize("lose", [fail_once, leave_too_long])
+def test_a_prompt_is_no_longer_given_up_once_the_cells_that_continued_it_are_lost(
+    restoring: Callable[..., Scheduler], lose: Callable[[Scheduler], None]
+) -> None:
+    """It was still the next to be evicted, and never written to the disk."""
+    scheduler = restoring(1)
+    (again,) = stored_again(scheduler, 1)
+    submit_all(scheduler, [replace(again, max_tokens=400)])
+    step_until(scheduler, lambda _: scheduler.running and scheduler.running[0].num_emitted > 100)
+    assert not list(scheduler.cache.offloading.store.only_here())
+    lose(scheduler)
+    assert len(list(scheduler.cache.offloading.store.only_here())) == 1
+
+
 def test_a_slot_that_cannot_be_restored_leaves_the_step_its_limit_of_copies(
     restoring: Callable[..., Scheduler],
 ) -> None:
@@ -163,6 +190,21 @@ def test_a_prompt_copied_in_many_steps_is_converted_once(
     assert scheduler.counters.prompts_saved == 1
     texts = [text for (text,) in converted if len(text) > 1200]
     assert len(texts) == 1
+
+
+def test_nothing_is_looked_up_again_while_a_slot_s_contents_are_copied_for_a_request(
+    restoring: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Agents have long beginnings in common, and each comparison goes through all of them."""
+    scheduler = restoring(2)
+    (again,) = stored_again(scheduler, 1)
+    ask(scheduler, larger(2, slot_id=1))
+    submit_all(scheduler, [endless([1, 2], 900, "answer", slot_id=0)], 1)
+    copied = noted(monkeypatch, scheduler.engine, "save_block")
+    shared = noted(monkeypatch, Cells, "num_common")
+    play_beside_an_answer(scheduler, again)
+    assert len(copied) >= 19
+    assert len(shared) <= 16
 
 
 def test_a_prompt_restored_in_many_steps_is_looked_up_and_converted_once(

@@ -106,12 +106,14 @@ def test_a_copy_that_reaches_the_end_goes_round_the_loop() -> None:
     assert index.copy(3, 8) == [1, 2, 3, 1, 2, 3, 1, 2]
 
 
-@given(tokens, tokens)
-def test_common_prefix_counts_equal_tokens(one: list[int], other: list[int]) -> None:
-    expected = 0
+@given(tokens, tokens, st.integers(0, 5000))
+def test_common_prefix_counts_equal_tokens(one: list[int], other: list[int], start: int) -> None:
+    expected, start = 0, start % 3 * start  # often 0
     while expected < min(len(one), len(other)) and one[expected] == other[expected]:
         expected += 1
+    one, other, expected = [7] * start + one, [7] * start + other, start + expected
     assert common_prefix_length(one, other) == expected
+    assert common_prefix_length(one, other, start) == expected
     assert common_prefix_length(array("i", one), array("i", other)) == expected
 
 
