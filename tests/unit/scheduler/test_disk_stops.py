@@ -221,7 +221,7 @@ def test_what_killed_servers_left_is_whole(tmp_path, caplog) -> None:
     chance, seen = random.Random(0), set[Path]()
     for turn in range(NUM_KILLS):
         heard, told = SERVERS.Pipe(duplex=False)
-        process = SERVERS.Process(target=write, args=(tmp_path, 1000 * turn, told))
+        process = SERVERS.Process(target=write, args=(tmp_path, 1000 * turn, told), daemon=True)
         process.start()
         assert heard.recv() == 1000 * turn
         time.sleep(chance.uniform(0.0, 0.1))
