@@ -124,13 +124,17 @@ def test_who_stops_in_the_middle_is_disconnected(impatient, sent, status):
 
 def test_timeout_shortens_the_other_limits():
     body = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90\r\n\r\n{"
-    with serving(config=ServerConfig(timeout=1)) as client:
-        for sent in (b"GET /hea", body):
-            with connected(client) as connection:
-                push(connection, sent)
-                answer = answer_of(connection)
-                assert answer[9:12] == b"408"
-                assert b" 1 seconds" in answer
+    with (
+        serving(config=ServerConfig(timeout=1)) as client,
+        connected(client) as first,
+        connected(client) as second,
+    ):
+        push(first, b"GET /hea")
+        push(second, body)
+        for connection in (first, second):
+            answer = answer_of(connection)
+            assert answer[9:12] == b"408"
+            assert b" 1 seconds" in answer
 
 
 def test_a_client_that_does_not_read_is_disconnected(monkeypatch):
