@@ -23,7 +23,7 @@ from itertools import product
 from statistics import geometric_mean
 
 from benchmarks.lib.curves import CostCurve
-from benchmarks.lib.simulated_arrivals import ArrivalSimulation, no_drafts
+from benchmarks.lib.simulated_arrivals import LONG, SHORT, ArrivalSimulation, no_drafts
 from benchmarks.lib.simulated_rollback import auto_with, even_speeds
 from benchmarks.lib.simulated_slots import Simulation
 from benchmarks.lib.simulated_texts import (
@@ -157,11 +157,14 @@ def mixed(tokens: int, seed: int) -> Iterator[Line]:
 
 def arrivals(count: int, seed: int) -> None:
     """Print what users see who come at random, and those who come back: auto relative to off."""
-    print("auto relative to off, mean over three texts and two seeds, and the worst of these")
-    for curve, (num_slots, load) in product(("cpu", "gpu"), ((4, 0.9), (3, 0.0), (8, 0.0))):
+    print("auto relative to off, mean over three texts and four seeds, and the worst of these")
+    cases = [(4, 0.9, LONG), *product((3, 8), (0.0,), (SHORT, LONG))]
+    for curve, (num_slots, load, prompt) in product(("cpu", "gpu"), cases):
         ratios: dict[str, list[float]] = {}
-        for workload, number in product(("edit", "mixed", "medium"), (seed, seed + 1)):
-            run = ArrivalSimulation(workload, curve, num_slots, load=load, count=count, seed=number)
+        for workload, number in product(("edit", "mixed", "medium"), range(seed, seed + 4)):
+            run = ArrivalSimulation(
+                workload, curve, num_slots, load=load, prompt=prompt, count=count, seed=number
+            )
             off, auto = run.visit(no_drafts), run.under_control()
             for name, value in auto.items():
                 ratios.setdefault(name, []).append(value / off[name])
@@ -169,7 +172,7 @@ def arrivals(count: int, seed: int) -> None:
             f"{name} {geometric_mean(values):.2f} ({max(values):.2f})"
             for name, values in ratios.items()
         )
-        name = f"load {load:g}" if load else "returning"
+        name = f"load {load:g}" if load else f"{'short' if prompt == SHORT else 'long'} prompts"
         print(f"{curve} {num_slots} slots, {name}: {seen}", flush=True)
 
 

@@ -157,7 +157,9 @@ class Simulation:
         )
         self.num_slots, self.tokens, self.seed, self.growth = num_slots, tokens, seed, growth
         self.prompt, self.answer = prompt, answer
-        self.num_prompt_rows = self.num_reading = 0  # of this step; users who wait for them
+        self.num_prompt_rows = 0  # of this step
+        # users who wait for prompts, and how many of them get a first token from this step
+        self.num_reading = self.num_first = 0
         self.kinds = [WORKLOADS[workload](slot) for slot in range(num_slots)]
 
     make = staticmethod(make_text)
@@ -296,7 +298,7 @@ class Learner:
         numbers = [slot.number for slot in slots]
         num_rows = num + num_again + self.simulation.num_prompt_rows
         step = self.shape(num, num_rows, context)
-        step.num_reading = self.simulation.num_reading
+        step.num_reading, step.num_first = self.simulation.num_reading, self.simulation.num_first
         self.plan = make_plan(step, numbers=numbers)
         return self.plan
 

@@ -96,10 +96,13 @@ def make_end(sequence: Any, num_emitted: int) -> End:
     return End(sequence, Ending("length"), stats)
 
 
-def decode(controller: Controller, rows: int, context: int, milliseconds: float) -> None:
-    """Tell control of a decode of so many rows."""
+def decode(
+    controller: Controller, rows: int, context: int, milliseconds: float, num_new: int = 0
+) -> None:
+    """Tell control of a decode of so many rows, during which requests arrived."""
     seconds = milliseconds / 1000.0
-    record = StepRecord(StepPlan(NO_BATCH, 0.0, num_rows=rows), seconds, seconds)
+    plan = StepPlan(NO_BATCH, 0.0, num_rows=rows, num_new=num_new)
+    record = StepRecord(plan, seconds, seconds)
     record.context = context
     controller.read(record)
 

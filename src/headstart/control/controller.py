@@ -87,6 +87,7 @@ class Controller:
             self._budget.observe_copy(milliseconds)
         if plan.num_rows:
             self._read_decode(record)
+            self._budget.observe_arrivals(plan.num_new, record.cost_ms)
         self._calibration.read(record)
         for end in record.ended:
             if end.sequence.number in self._calibration.namespaces:

@@ -222,7 +222,7 @@ class ModelDraftPlanner:
             return nothing
         base, num_even = step.num_base_rows, step.num_slots if step.is_even else 0
         plain, num = self._budget.plain_ms(step), len(slots)
-        rate = self._budget.rate(step, plain)
+        rate, more = self._budget.rates(step, plain)
         # by slot: what its draft must earn, fixed and per token of catching up
         to_beat, factor = np.empty((num, 1, 1)), np.empty((num, 1, 1))
         token_price, share = rate * cost.token(plain), state.history.share
@@ -248,8 +248,9 @@ class ModelDraftPlanner:
         draft_ms = round_ms * LENGTHS * (1.0 - (1.0 - busy).cumprod(axis=0))
         most_rows = base + min(step.max_draft_rows, (num_even or num) * max(most))
         curve = self._cost.curve(most_rows, step.context, can_fill=step.can_pad)
-        step_ms = np.interp(base + rows, np.arange(len(curve)), curve) - curve[base]
-        values = worth.cumsum(axis=0) - rate * (draft_ms + step_ms)
+        more_ms = draft_ms + np.interp(base + rows, np.arange(len(curve)), curve) - curve[base]
+        price = (rate + more * (2.0 * curve[base] + more_ms)) * more_ms
+        values = worth.cumsum(axis=0) - price
         n, at = divmod(int(values.argmax()), len(LIMITS) * len(LENGTHS))
         limit, length = divmod(at, len(LENGTHS))
         state.gain = value = float(values[n, limit, length])

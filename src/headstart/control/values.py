@@ -51,7 +51,8 @@ class Step:
     # the target computes as many rows for every slot as for that with the longest draft, and no
     # prompts in the same step
     is_even: bool = False
-    num_reading: int = 0  # sequences with prompts in this step
+    num_reading: int = 0  # running sequences without an answer: their prompts wait for this step
+    num_first: int = 0  # of these, how many get their first token from it
     max_draft_rows: int = field(init=False)  # free rows
 
     def __post_init__(self) -> None:

@@ -92,7 +92,7 @@ class Drafting:
         check_wishes(params, self.config, self.speculators)
         return make_policy(params, self.config, self.speculators, self.unusable)
 
-    def draft(self, plan: StepPlan, engine: Engine, num_slots: int) -> None:
+    def draft(self, plan: StepPlan, engine: Engine) -> None:
         """Write the drafts of all answers into the plan, and padding rows if they save time."""
         if self.failure:
             plan.drop_drafts(_CONTROL_FAILED)
@@ -102,7 +102,7 @@ class Drafting:
                 sequence = answer.sequence
                 if not sequence.policy.reason and sequence.number not in self._begun:
                     self._begin(sequence)
-            answers = limit_drafts(plan, engine, num_slots)
+            answers = limit_drafts(plan, engine)
             # padding may help: a wider step can take less time
             can_pad = engine.padding_sequence is not None and not plan.prompts
             may_ask = self._may_ask(len(answers)) if answers else set[str]()
@@ -170,10 +170,11 @@ class Drafting:
         max_rows, tile = engine.max_batch_tokens, engine.attention_tile
         if num_rows < tile and num > 1 and not any(map(_is_fixed, plan.answers)):
             max_rows = tile - 1  # in a tile, each row computes the cells of all answers
-        outputs, num_reading = engine.max_outputs, len(plan.prompts)
-        plan.step = Step(
-            num, num_rows, context, max_rows, outputs, can_pad, plan.is_even, num_reading
-        )
+        rows = max_rows, engine.max_outputs
+        num_reading = plan.num_running - num
+        num_first = len(plan.prompts) if unread <= plan.max_prompt_rows else 0
+        is_even = plan.is_even
+        plan.step = Step(num, num_rows, context, *rows, can_pad, is_even, num_reading, num_first)
 
     def _ask_texts(
         self, plan: StepPlan, answers: list[SequencePlan], may_ask: Collection[str]
@@ -342,7 +343,7 @@ def _note_reasons(answer: SequencePlan) -> None:
         answer.reason = "shorter than n_min" if is_short else BELOW_BREAK_EVEN
 
 
-def limit_drafts(plan: StepPlan, engine: Engine, num_slots: int) -> list[SequencePlan]:
+def limit_drafts(plan: StepPlan, engine: Engine) -> list[SequencePlan]:
     """Bound each answer's draft; returns the answers that may draft. The others note the reason.
 
     Bounded by what it may still emit (the step adds one token of its own), by its context, by
@@ -351,7 +352,7 @@ def limit_drafts(plan: StepPlan, engine: Engine, num_slots: int) -> list[Sequenc
     """
     may_draft = []
     num = len(plan.answers)
-    reserved = num_slots - num  # prompts that end in this step need one output each
+    reserved = len(plan.prompts)  # those that end in this step need one output each
     outputs = (engine.max_outputs - reserved) // num - 1
     rows = (engine.max_batch_tokens - reserved) // num - 1
     share, bound = min(outputs, rows), "batch full"

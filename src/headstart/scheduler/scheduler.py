@@ -133,11 +133,9 @@ class Scheduler:
         sequence.media = admission.find_media(request.media, self.media)
         num_free = len(self.cells) - len(self.running)
         if len(self.waiting) + len(self.compiling) >= self.config.max_queue + num_free:
-            waiting = [*self.compiling, *self.waiting]
+            queue = [*self.compiling, *self.waiting]
             seconds = self.counters.mean_seconds / len(self.cells)
-            last, error = self._tenants.make_place(
-                sequence, waiting, self.config.max_queue, seconds
-            )
+            last, error = self._tenants.make_place(sequence, queue, self.config.max_queue, seconds)
             self.cancel(last.request.request_id, failure(error))
         (self._queue if request.constraint is None else self.compiling.add)(sequence)
         self._tenants.add(sequence.tenant)
@@ -234,8 +232,10 @@ class Scheduler:
             if sequence.stored is not None and self.cache.restore(sequence):
                 self._start(sequence)
         self.cache.share_prefixes(self.running)
-        if not self.waiting and len(self.running) < len(self.cells):
-            is_new = self._sets_aside and len(self.running) > num_running
+        plan.num_running = len(self.running)
+        plan.num_new = plan.num_running - num_running if num_running else 0
+        if not self.waiting and plan.num_running < len(self.cells):
+            is_new = self._sets_aside and plan.num_running > num_running
             self.cache.offloading.go_on(is_new=is_new)
         answers, prompts = self.turns.choose([one for one in self.running if one.stored is None])
         plan.answers = [SequencePlan(sequence) for sequence in answers]
@@ -246,7 +246,7 @@ class Scheduler:
             if not all(sequence.is_scored for sequence in self.running):
                 plan.max_scored = MOST_SCORED // self.engine.vocab_size
         if answers:
-            self.drafting.draft(plan, self.engine, len(self.cells))
+            self.drafting.draft(plan, self.engine)
             if self.engine.cache_kind is CacheKind.CHECKPOINT:
                 self.cache.keep_states(plan, self.clock)
         plan.drafted = self.clock()

@@ -144,6 +144,18 @@ def test_drafts_beside_prompts_also_pay_for_those_who_read() -> None:
     assert lengths[0] > lengths[1] > lengths[2] == 0
 
 
+@pytest.mark.parametrize("is_even", [False, True])
+def test_drafts_are_shorter_where_requests_arrive_during_steps(is_even: bool):
+    """A request that arrives waits for the end of the step, half of its time on average."""
+    lengths = []
+    for num_steps in (1000, 50, 20):  # from one arrival to the next
+        budget = Budget(measured(CPU))
+        for index in range(3000):
+            budget.observe_arrivals(index % num_steps == 0, 100.0)
+        lengths += assigned(budget, [SlotDraft(falling(0.97))], Step(1, 1, 100, is_even=is_even))
+    assert lengths[0] > lengths[1] > lengths[2] > 0
+
+
 def test_long_doubtful_drafts_are_worth_more_than_short_sure_ones_only_where_rows_are_cheap():
     long, short = [0.5] * 10, [0.9, 0.85]
     step = Step(1, 1, 100)

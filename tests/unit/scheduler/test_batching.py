@@ -54,37 +54,38 @@ def test_without_tiles_or_smaller_than_one_every_chunk_is_kept(others: int, want
     assert prompt_rows(others, wanted % 64, 64) == wanted % 64
 
 
-def limit(num_tokens: int, max_tokens: int, engine: FakeEngine, num_slots: int) -> tuple[int, str]:
+def limit(num_tokens: int, max_tokens: int, engine: FakeEngine, others: int = 0) -> tuple[int, str]:
     request = Request(request_id="a", prompt=[1] * num_tokens, max_tokens=max_tokens)
     policy = make_policy(SpeculativeParams(), AUTO, ["text"], "")
     sequence = sequence_of(request, cells=Cells(0), policy=policy)
     sequence.begin(engine, LetterVocab())
     answer = SequencePlan(sequence)
-    may_draft = limit_drafts(StepPlan(Batch(1), 0.0, [answer]), engine, num_slots)
+    prompts = [SequencePlan(sequence, is_prompt=True)] * others
+    may_draft = limit_drafts(StepPlan(Batch(1), 0.0, answers=[answer], prompts=prompts), engine)
     assert may_draft == [answer] * (answer.limit > 0)
     return answer.limit, answer.reason
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "max_tokens", "num_slots", "expected"),
+    ("num_tokens", "max_tokens", "others", "expected"),
     [
-        (8, 5, 1, (4, "")),
-        (8, 1, 1, (0, "max_tokens reached")),
-        (60, 50, 1, (3, "")),
-        (63, 50, 1, (0, "context full")),
-        (8, 50, 128, (0, "batch full")),
+        (8, 5, 0, (4, "")),
+        (8, 1, 0, (0, "max_tokens reached")),
+        (60, 50, 0, (3, "")),
+        (63, 50, 0, (0, "context full")),
+        (8, 50, 127, (0, "batch full")),
     ],
 )
 def test_the_narrowest_bound_holds_and_is_named_where_it_allows_no_draft(
-    num_tokens: int, max_tokens: int, num_slots: int, expected: tuple[int, str]
+    num_tokens: int, max_tokens: int, others: int, expected: tuple[int, str]
 ) -> None:
-    assert limit(num_tokens, max_tokens, FakeEngine(context_size=64), num_slots) == expected
+    assert limit(num_tokens, max_tokens, FakeEngine(context_size=64), others) == expected
 
 
 def test_a_cache_that_takes_nothing_back_allows_no_draft() -> None:
     engine = FakeEngine(cache_kind=CacheKind.CHECKPOINT)
     engine.max_rollback = 0
-    assert limit(8, 50, engine, 1) == (0, "memory takes nothing back")
+    assert limit(8, 50, engine) == (0, "memory takes nothing back")
 
 
 def test_all_rows_of_a_step_are_read_before_speculators_are_told(monkeypatch) -> None:

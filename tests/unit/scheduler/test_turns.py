@@ -20,6 +20,7 @@ from tests.harness import (
     play,
     sequence_of,
     step_until,
+    steps,
     submit_all,
 )
 
@@ -133,6 +134,20 @@ def test_texts_are_those_without_turns(draft: int, chunk: int) -> None:
     speculators = [Oracle(engine, requests, wrong=0.3)] if draft else []
     scheduler = make_scheduler(engine, speculators, fixed(draft), parallel=3, prefill_chunk=chunk)
     check(engine, requests, play(scheduler, requests))
+
+
+def test_prompts_that_wait_for_the_answers_turn_are_in_the_price_of_drafts():
+    """A long draft of an answer delays their first token, though their rows come in other steps."""
+    engine = TiledModel()
+    answer, *prompts = [request(name, [len(name), *LONG], 40) for name in ("a", "bb", "ccc")]
+    scheduler = make_scheduler(engine, [Oracle(engine, [answer])], parallel=4, prefill_chunk=64)
+    scheduler.submit(answer)
+    step_until(scheduler, bool)
+    submit_all(scheduler, prompts)
+    plans = [record.plan for record in steps(scheduler)]
+    assert [plan.num_new for plan in plans if plan.num_new] == [2]
+    turns = [plan for plan in plans if plan.step and not plan.prompts]
+    assert {plan.step.num_reading for plan in turns if plan.step} == {0, 1, 2}
 
 
 def test_a_prompt_is_read_on_when_the_last_answer_is_cancelled() -> None:
