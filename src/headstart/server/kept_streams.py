@@ -38,16 +38,16 @@ routes = Routes()
 class KeptStream:
     """The chunks written so far and the writing task; acts as the client of the answer."""
 
-    def __init__(self, conversation_id: str, forget: Callable[[], object]) -> None:
-        """`forget` is called some time after the end, unless the stream is stopped."""
+    def __init__(self, conversation_id: str, keep: Callable[[], object]) -> None:
+        """`keep` is called at the end, unless the stream is stopped."""
         self.conversation_id, self.media_type = conversation_id, "text/event-stream"
-        self._forget = forget
+        self._keep = keep
         self.started_at = int(time.time())
         self.completed_at = 0
         self.num_dropped = 0  # bytes dropped from the start
         self.data = bytearray()
         self._writer: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None  # until it is forgotten
+        self.timer: asyncio.TimerHandle | None = None  # until it is forgotten
         self._stopped, self._changed = asyncio.Event(), asyncio.Event()
 
     @property
@@ -81,16 +81,15 @@ class KeptStream:
     def stop(self) -> None:
         """End the answer if it is still running."""
         self._stopped.set()
-        if self._timer is not None:
-            self._timer.cancel()
+        if self.timer is not None:
+            self.timer.cancel()
         elif self._writer is None:
             self._end()
 
     def _end(self) -> None:
         self.completed_at = int(time.time())
         if not self._stopped.is_set():
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(KEPT_SECONDS, self._forget)
+            self._keep()
         self._wake_readers()
 
     def _wake_readers(self) -> None:
@@ -114,22 +113,26 @@ class KeptStreams:
 
     def __init__(self) -> None:
         self._streams: dict[tuple[str, str], KeptStream] = {}
+        self._held = Counter[str]()  # bytes of finished ones, by tenant
 
     def begin(self, tenant: str, conversation_id: str) -> KeptStream:
         """Create a stream; ends the conversation's previous one."""
         self.stop(tenant, conversation_id)
-        over = [name for name, one in self._streams.items() if one.completed_at]
-        held = Counter[str]()  # bytes, by tenant
-        for owner, name in over:
-            held[owner] += self._streams[owner, name].held_bytes
-        while held.total() > MAX_STREAM_BYTES:
-            most = max(held, key=held.__getitem__)
-            oldest = next(one for one in over if one[0] == most and one in self._streams)
-            held[most] -= self._streams[oldest].held_bytes
-            self.stop(*oldest)
-        forget = partial(self.stop, tenant, conversation_id)
-        stream = self._streams[tenant, conversation_id] = KeptStream(conversation_id, forget)
+        keep = partial(self._keep, tenant, conversation_id)
+        stream = self._streams[tenant, conversation_id] = KeptStream(conversation_id, keep)
         return stream
+
+    def _keep(self, tenant: str, conversation_id: str) -> None:
+        """Keep a finished stream for a while. The tenant that holds most makes room."""
+        stream = self._streams.pop((tenant, conversation_id))
+        self._streams[tenant, conversation_id] = stream  # the last to go
+        loop = asyncio.get_running_loop()
+        stream.timer = loop.call_later(KEPT_SECONDS, self.stop, tenant, conversation_id)
+        self._held[tenant] += stream.held_bytes
+        while self._held.total() > MAX_STREAM_BYTES:
+            most = max(self._held, key=self._held.__getitem__)
+            items = self._streams.items()
+            self.stop(*next(name for name, one in items if name[0] == most and one.completed_at))
 
     def find(self, tenant: str, conversation_id: str) -> KeptStream | None:
         return self._streams.get((tenant, conversation_id))
@@ -147,6 +150,8 @@ class KeptStreams:
     def stop(self, tenant: str, conversation_id: str) -> None:
         """End a stream and forget it; unknown ones are ignored."""
         if stream := self._streams.pop((tenant, conversation_id), None):
+            if stream.completed_at:
+                self._held -= Counter({tenant: stream.held_bytes})
             stream.stop()
 
 
