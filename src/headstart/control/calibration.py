@@ -26,7 +26,7 @@ and at the end of the draft, so a fully accepted draft says nothing about the ne
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 from math import exp
@@ -177,7 +177,9 @@ class Calibration:
         self.namespaces: dict[int, str] = {}  # of the running requests
         self._requests: dict[int, dict[str, Known]] = {}  # by speculator
         # by namespace, least recently used first, then by speculator
-        self._tokens: dict[str, dict[str, TokenOdds]] = {}
+        self._tokens: OrderedDict[str, dict[str, TokenOdds]] = OrderedDict()
+        self._sizes: dict[str, int] = {}  # of these, as their last request ended
+        self._total = 0
         # Per request and speculator, one undecided offer: the expected tokens (including those
         # before the draft) and how many have matched so far.
         self._followed: dict[int, dict[str, tuple[Offer, list[int], int]]] = {}
@@ -277,30 +279,31 @@ class Calibration:
 
     def begin(self, number: int, namespace: str) -> None:
         """Register a request; what is learned from its tokens stays in this namespace ("" without
-        this call). The least recently used namespaces are evicted. O(namespaces).
+        this call).
         """
         self.namespaces[number] = namespace
-        sizes = {name: 1 + sum(map(len, odds.values())) for name, odds in self._tokens.items()}
-        total = sum(sizes.values())
-        for name in list(sizes)[:-1]:
-            if total <= MAX_TOTAL:
-                break
-            total -= sizes[name]
-            del self._tokens[name]
 
     def end(self, number: int) -> None:
-        """Forget a request that ended, with its shift and its undecided offers."""
+        """Forget a request that ended, with its shift and its undecided offers, and the namespaces
+        used longest ago if there are too many tokens.
+        """
         self._followed.pop(number, None)
         self._requests.pop(number, None)
-        self.namespaces.pop(number, None)
+        namespace = self.namespaces.pop(number, "")
+        if namespace in self._tokens:
+            size = 1 + sum(map(len, self._tokens[namespace].values()))
+            self._total += size - self._sizes.get(namespace, 0)
+            self._sizes[namespace] = size
+        while self._total > MAX_TOTAL and len(self._tokens) > 1:
+            self._total -= self._sizes.pop(self._tokens.popitem(last=False)[0], 0)
 
     def _know(self, number: int, speculator: str) -> Known:
         """Statistics of a speculator for a request."""
         own = self._requests.setdefault(number, {})
         if speculator not in own:
             namespace = self.namespaces.get(number, "")
-            odds = self._tokens[namespace] = self._tokens.pop(namespace, {})  # most recently used
-            by_token = odds.setdefault(speculator, TokenOdds())
+            by_token = self._tokens.setdefault(namespace, {}).setdefault(speculator, TokenOdds())
+            self._tokens.move_to_end(namespace)
             own[speculator] = self.tables[speculator], RequestBias(), by_token
         return own[speculator]
 

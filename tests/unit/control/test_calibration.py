@@ -216,10 +216,24 @@ def test_the_namespaces_used_longest_ago_are_forgotten_first() -> None:
         calibration.begin(i, str(i))
         tokens = [BEFORE, *range(MAX_TOKENS)]
         calibration.record(i, "text", [4.0] * MAX_TOKENS, 0, tokens)
-    calibration.begin(40, "")
+        calibration.end(i)
     kept = list(calibration._tokens)
     assert kept == [str(i) for i in range(40 - len(kept), 40)]
     assert (len(kept) + 1) * 2 * MAX_TOKENS > MAX_TOTAL >= len(kept) * 2 * MAX_TOKENS
+
+
+def test_a_request_looks_at_the_tokens_of_its_own_namespace_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """60 ms for 100,000 tenants, within a step."""
+    calibration, looks, length = Calibration(), list[TokenOdds](), TokenOdds.__len__
+    monkeypatch.setattr(TokenOdds, "__len__", lambda odds: looks.append(odds) or length(odds))
+    for number in range(100):
+        looks.clear()
+        calibration.begin(number, str(number))
+        calibration.record(number, "text", [4.0], 0, [BEFORE, BRACKET])
+        calibration.end(number)
+        assert len(looks) <= 2
 
 
 def test_many_tenants_in_turn_keep_what_their_tokens_taught() -> None:
