@@ -84,10 +84,11 @@ class Routing:
         replicas = self._fleet.order(asked)
         failure: BackendError | None = None
         may_crash = 1  # a request that ends one server may end them all
-        is_busy = bool(replicas)
+        is_busy = False
         # of a stored response: the replica that has it answers, or the last for all unless one is
-        # busy, which may have it
-        elsewhere = replicas[:-1] if asked.needs else []
+        # busy or unhealthy, which may have it
+        has_lost = not all(one.is_healthy for one in self._fleet.replicas.values())
+        elsewhere = replicas[: None if has_lost else -1] if asked.needs else []
         num_tries = len(replicas) if asked.needs else 1 + self._options.retries
         wants_first = request.method not in ("GET", "HEAD")
         for replica in replicas[:num_tries]:
@@ -99,7 +100,7 @@ class Routing:
                 answer = await unless_left(receive, opening)
             except BackendError as error:
                 replica.fail(flight)
-                is_busy, failure = False, error
+                failure, elsewhere = error, replicas if asked.needs else []
                 log.warning("%s; %s", error, "trying another" if len(replicas) > 1 else "giving up")
                 if not error.was_sent:
                     replica.lose(str(error))
@@ -111,10 +112,11 @@ class Routing:
             except BaseException:
                 replica.fail(flight)
                 raise
-            if asked.needs and answer.status == 503:
+            # a healthy replica answers 503 if its queue is full or its engine restarts
+            is_busy |= answer.status == 503
+            if asked.needs and is_busy:
                 elsewhere = replicas
             is_elsewhere = answer.status in (400, 404) and replica in elsewhere
-            # a healthy replica answers 503 if its queue is full or its engine restarts
             if answer.status != 503 and not is_elsewhere:
                 flight.has_begun = True
                 return flight, answer
@@ -123,9 +125,10 @@ class Routing:
             else:
                 replica.fail(flight)
             self._proxy.give_back(answer)
-        if is_busy:
+        if is_busy and failure is None:
             raise self._overload()
-        raise failure or CapacityError("no backend is healthy; try again later")
+        missing = " that has this response" if replicas else ""
+        raise failure or CapacityError(f"no backend{missing} is healthy; try again later")
 
     def _headers(self, replica: Replica, key: Mapping[str, str], tenant: str) -> Mapping[str, str]:
         name = self._tenant_header

@@ -292,6 +292,16 @@ async def test_a_stored_response_of_a_busy_replica_is_not_called_unknown(owner: 
         assert (await client.get("/v1/responses/resp-1")).status_code == 429
 
 
+async def test_a_stored_response_of_an_unhealthy_replica_is_not_called_unknown() -> None:
+    async with routed(Scripted(), Scripted()) as (client, fleet):
+        fleet.replicas["b0"].lose("it restarts")
+        answer = await client.get("/v1/responses/resp-1")
+        assert answer.status_code == 503
+        assert "no backend that has this response is healthy" in answer.text
+        fleet.replicas["b0"].is_healthy = True
+        assert (await client.get("/v1/responses/resp-1")).status_code == 404
+
+
 async def test_without_a_backend_health_says_so_and_requests_get_503() -> None:
     async with routed(Scripted()) as (client, fleet):
         fleet.replicas["b0"].lose("loading")
