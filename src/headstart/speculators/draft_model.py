@@ -337,27 +337,28 @@ class DraftModelSpeculator(Speculator):
             sequence.accept(emitted, num_accepted, takes_back=not self._keeps_states)
 
     def save_sequence(self, seq_id: int, namespace: str) -> bytes | bytearray | None:
-        """The tokens in the draft model's cache, then the cache. None if they belong to another
+        """The draft model's cache, then its tokens and their number. None if they belong to another
         request: one that ended at its first token had nothing decoded.
         """
         sequence = self._sequences[seq_id]
         if sequence.namespace != namespace or sequence.is_open or not sequence.tokens:
             return None
-        tokens = np.array([len(sequence.tokens), *sequence.tokens], np.int32).tobytes()
-        return tokens + self.engine.save_sequence(seq_id)
+        state = self.engine.save_sequence(seq_id)
+        state += np.array([*sequence.tokens, len(sequence.tokens)], np.int32).tobytes()
+        return state
 
     def restore_sequence(
         self, seq_id: int, data: bytes | bytearray | memoryview, namespace: str
     ) -> None:
         sequence, view = self._sequences[seq_id], memoryview(data)
-        (length,) = np.frombuffer(view[:4], np.int32).tolist()
-        end = 4 * (1 + length)
+        (length,) = np.frombuffer(view[-4:], np.int32).tolist()
+        end = -4 * (1 + length)
         sequence.hold([])
         sequence.namespace = namespace
-        while not self.engine.restore_sequence(seq_id, view[end:]):
+        while not self.engine.restore_sequence(seq_id, view[:end]):
             if not self._forget(closed_half(self._sequences, {seq_id})):
                 return
-        sequence.hold(np.frombuffer(view[4:end], np.int32).tolist())
+        sequence.hold(np.frombuffer(view[end:-4], np.int32).tolist())
 
     def end(self, seq_id: int) -> None:
         """Keep the cache: the next turn of a chat starts with it."""

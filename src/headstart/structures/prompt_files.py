@@ -27,7 +27,7 @@ from headstart.structures.tenants import tenant_of
 
 SUFFIX = ".prompt"
 _HEADER = struct.Struct("<8sII16s")  # magic, bytes of JSON, tokens, checksum
-_MAGIC, _CHECKSUM_SIZE = b"HSPROMP3", 16
+_MAGIC, _CHECKSUM_SIZE = b"HSPROMP4", 16
 _PIECE = 1 << 20  # bytes written without a pause, each with a checksum
 
 

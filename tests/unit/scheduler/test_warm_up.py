@@ -216,16 +216,6 @@ def test_a_decode_that_fails_ends_the_comparison_of_widths_and_nothing_else() ->
     assert not found
 
 
-def test_widths_are_compared_in_the_cells_that_are_free() -> None:
-    """Where kept prompts leave few, a server would never be warmed up."""
-    scheduler, found = a_scheduler(1, 1), list[object]()
-    scheduler.engine.num_cells = fake(scheduler).cells_used() + 100
-    warm_up = a_warm_up(scheduler, found.append)
-    warm_up.go_on()
-    assert warm_up.is_done
-    assert found
-
-
 def test_nothing_that_was_compared_is_kept_afterwards() -> None:
     """Logits of sixteen rows are 10 MB with a large vocabulary."""
     scheduler, found = a_scheduler(2, 0), list[object]()
