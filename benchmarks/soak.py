@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.processes import children, megabytes, read
-from benchmarks.lib.watched import tell_stalls
+from benchmarks.lib.watched import page_seconds, tell_stalls
 
 from headstart.extras.bench.client import running
 from headstart.extras.bench.report import table_head, table_row
@@ -291,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         environment = os.environ | {"HEADSTART_CACHE": name}
         with running(command, log, POLITE[0], environment) as client:
             code = _soak(Server(client.pid, int(client.url.rpartition(":")[2])), options)
-    return tell_stalls(log.read_text(errors="replace")) or code
+    return tell_stalls(log.read_text(errors="replace"), page_seconds()) or code
 
 
 def _soak(server: Server, options: argparse.Namespace) -> int:

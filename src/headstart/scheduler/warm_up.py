@@ -14,7 +14,7 @@ from headstart.control.cost import REFERENCE_ROWS, Sample
 from headstart.scheduler.batching import mixes_states
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.sequence import Cells
-from headstart.scheduler.widths import WIDE, WidthComparison, change_by_order
+from headstart.scheduler.widths import LENGTH, WIDE, WidthComparison, change_by_order
 from headstart.types import Batch, CacheKind, ContextFullError, Engine
 from headstart.types.errors import EngineError
 from headstart.types.widths import WidthClasses
@@ -104,12 +104,13 @@ class WarmUp:
         comparison: WidthComparison,
         is_interrupted: Interrupted,
     ) -> bool:
-        if not self._timer.fits(max(WIDE) // 2):
+        needed = min(LENGTH + max(WIDE), self._engine.context_size)
+        if not self._timer.sequences or self._timer.num_cells < needed:
             return False
         own, spare = self._timer.sequences[0], self._engine.padding_sequence
         try:
             comparison.sequences = [own]
-            classes = comparison.run(is_interrupted, self._timer.num_cells)
+            classes = comparison.run(is_interrupted)
             if classes is None:
                 return False
             by_order = 0.0 if spare in (None, own) else change_by_order(self._engine, own, spare)

@@ -62,23 +62,15 @@ class WidthComparison:
         self._engine, self.sequences, self._clock = engine, sequences, clock
         self._batch = Batch(engine.max_batch_tokens)
         self._first: NDArray[np.float32] | None = None
-        self._length = 0  # tokens before the rows
         self._found: dict[int, _Found] = {}  # by width
         self._change = 0.0
 
-    def run(
-        self,
-        is_interrupted: Callable[[], bool] = lambda: False,
-        num_cells: int = LENGTH + WIDE[-1],
-    ) -> WidthClasses | None:
+    def run(self, is_interrupted: Callable[[], bool] = lambda: False) -> WidthClasses | None:
         """The classes, or None if interrupted, which takes at most one decode; the next call
-        continues, if as many of the `num_cells` free cells are used as before.
+        continues.
         """
         engine, self._is_interrupted = self._engine, is_interrupted
-        length = max(1, min(LENGTH, min(engine.context_size, num_cells) - WIDE[-1]))
-        if length != self._length:
-            self._length, self._first = length, None
-            self._found.clear()
+        length = max(1, min(LENGTH, engine.context_size - max(WIDE)))
         most = min(engine.max_batch_tokens, engine.max_outputs, engine.context_size - length)
         own = self.sequences[0]
         try:

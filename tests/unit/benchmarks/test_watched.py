@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from benchmarks.lib.watched import LIMIT, Watchdog, tell_stalls
+from benchmarks.lib.watched import LIMIT, Watchdog, page_seconds, tell_stalls
 
 
 def compute(dog: Watchdog) -> None:
@@ -32,6 +32,14 @@ def test_computing_for_long_fails_with_its_stack_and_waiting_is_only_told(functi
     assert "1 times" in told
     assert (f"in {function.__name__}" in told) == bool(code)
     assert "a line of the log" not in told
+
+
+def test_the_first_use_of_one_page_does_not_count() -> None:
+    def code(pages: int, milliseconds: float) -> int:
+        return tell_stalls(f"watchdog: plan 0.0 {milliseconds} {pages} \nno stack\n", page=0.008)
+
+    assert [code(0, 6), code(1, 6), code(1, 14), code(9, 20)] == [1, 0, 1, 1]
+    assert 0.0 < page_seconds() < 1.0
 
 
 def test_a_decode_within_a_piece_does_not_count(capsys: pytest.CaptureFixture[str]) -> None:
