@@ -178,7 +178,7 @@ class Offloading:
         """Idle slots to be written, most recently used first."""
         for cells in sorted(self._cells, key=lambda one: -one.last_used):
             is_free = cells.user is None and not cells.is_private
-            is_writable = is_free and self._is_worth_it(cells) and not cells.has_media
+            is_writable = is_free and self._is_worth_it(cells)
             if is_writable and not disk.knows(cells.namespace, cells.packed):
                 yield cells
 
