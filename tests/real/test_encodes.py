@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,7 +17,7 @@ from tests.real.answers import Setting
 from tests.real.image_prompts import BYTES, TARGETS, ask, models, sampling
 
 from headstart.app.assemble import Models, build_scheduler
-from headstart.config import EmbeddingConfig
+from headstart.config import EmbeddingConfig, ImageConfig
 from headstart.engine.media import LlamaChunk
 from headstart.scheduler.admission import find_media
 from headstart.scheduler.scheduler import Scheduler
@@ -116,6 +117,14 @@ def test_one_tenants_images_that_cannot_be_encoded_restart_no_engine(files: Mode
 
 
 FAILING = Mock(side_effect=EngineError("out of memory"))
+
+
+def test_an_image_has_no_more_and_no_fewer_tokens_than_it_may(tmp_path: Path) -> None:
+    sizes, files = [], models(tmp_path, *TARGETS["positions"])
+    for limits in ImageConfig(image_max_tokens=16), ImageConfig(), ImageConfig(image_min_tokens=99):
+        asked = ask(open_scheduler(files, images=limits), "a", picture(1, 64, 64), BYTES)
+        sizes += [chunk.num_cells for _, chunk in asked.media]
+    assert sizes[0] <= 16 < sizes[1] < 99 <= sizes[2]
 
 
 def answered(media: Any) -> list[Event]:

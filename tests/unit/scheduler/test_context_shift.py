@@ -30,6 +30,7 @@ from tests.harness import (
     run,
     run_checked,
 )
+from tests.pictures import Pictures, with_pictures
 
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.context_shift import MOST_CHUNKS, find_chunks
@@ -240,6 +241,14 @@ def test_a_shift_that_fails_ends_its_own_request_only(monkeypatch: pytest.Monkey
     check(engine, [short], answers)
     assert answers["long"].error is not None
     assert answers["long"].tokens == rule(engine, long).tokens[: CONTEXT - 20]
+
+
+def test_no_shift_cuts_an_image_or_moves_what_is_behind_it() -> None:
+    tokens, media = with_pictures([5] * 20, (9, 0))
+    asked = replace(endless(tokens, 110, "image"), media=media)
+    scheduler = make_scheduler(Model(context_size=CONTEXT), context_shift=True)
+    scheduler.media = Pictures()
+    assert len(run(scheduler, [asked])["image"].tokens) == CONTEXT - len(tokens)
 
 
 def test_owned_tokens_read_like_a_list_and_their_copies_are_lists() -> None:
