@@ -45,7 +45,13 @@ from headstart.extras.distill.measure import Findings
 from headstart.extras.distill.prices import StepPrices
 from headstart.extras.distill.proof import prove
 from headstart.extras.distill.recorder import TextRecorder
-from headstart.extras.distill.texts import RecordedText, read_texts, split, without_duplicates
+from headstart.extras.distill.texts import (
+    RecordedText,
+    read_texts,
+    split,
+    training_folder,
+    without_duplicates,
+)
 from headstart.structures.model_id import ModelId
 from headstart.types.request import Request
 from headstart.types.sampling_params import SamplingParams
@@ -146,6 +152,7 @@ def learn(args: argparse.Namespace) -> None:
     earlier, later = split(read_texts(args.texts, model))
     later, config = latest(later, args.tests), Config(engine=EngineConfig(threads=1))
     others = split(read_texts(args.others, model))[0] if args.others else []
+    folder = training_folder(args.texts)
     candidates, rows = Candidates(config, path(TARGET)), dict(CostCurve.parse(args.curve).points)
     base, _ = candidates.draft_model(path(DRAFT), later)
     models, file = Models(path(TARGET), path(DRAFT), is_demo=False), args.texts / "tuned.gguf"
@@ -167,7 +174,7 @@ def learn(args: argparse.Namespace) -> None:
         if not texts:
             print(table_row(size, loss, *control, "nothing is left to learn from"))
             continue
-        trained = tune(config, models, texts, args.texts, [loss], args.seconds)[loss]
+        trained = tune(config, models, texts, folder, [loss], args.seconds)[loss]
         write_model(GGUFReader(path(DRAFT)), trained.weights, "Q8_0", file, {})
         found = Findings.of(later, candidates.suffix(later, part), StepPrices.of(rows))
         tuned, _ = candidates.draft_model(file, later)

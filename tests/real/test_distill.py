@@ -39,7 +39,7 @@ from headstart.extras.distill.edit import CARD, begin, cut, finish
 from headstart.extras.distill.prices import StepPrices
 from headstart.extras.distill.proof import Interval
 from headstart.extras.distill.recorder import TextRecorder
-from headstart.extras.distill.texts import RecordedText, purge, read_texts
+from headstart.extras.distill.texts import TRAINING, RecordedText, purge, read_texts
 from headstart.structures.model_id import ModelId
 from headstart.types.errors import EngineError
 from headstart.types.request import ErrorEvent, Request
@@ -155,7 +155,7 @@ def test_a_trained_model_is_a_draft_model_but_few_texts_prove_nothing(
     assert "are the least to judge by" in capsys.readouterr().out
     candidate = tmp_path / "own.candidate.gguf"
     assert not (tmp_path / "own.gguf").exists()
-    assert not list(folder.glob("training.*"))
+    assert not (folder / TRAINING).exists()
     card = json.loads(GGUFReader(candidate).fields[CARD].contents())
     assert card["base"] == path(DRAFT).name
     assert set(card["training"]) == {"kl", "tv", "hybrid", "ce"}

@@ -131,6 +131,13 @@ def _runs(is_right: NDArray[np.bool_]) -> NDArray[np.int32]:
     return runs[:-1]
 
 
+def always_right(num_tokens: int) -> Outcomes:
+    """A draft model whose picks are the text's next `num_tokens` tokens."""
+    left = np.arange(num_tokens, 0, -1, np.int32)
+    longest = np.full(num_tokens, LONGEST, np.int32)
+    return Outcomes(longest, left, np.ones(num_tokens, np.float32), is_model=True)
+
+
 @dataclass(frozen=True, slots=True)
 class DraftRule:
     """When to draft, and how many tokens; control finds this itself, here it is searched."""

@@ -23,6 +23,7 @@ from headstart.types import Engine
 from headstart.types.errors import ConfigError, ModelError
 
 WIDTH = 8  # texts that a draft model follows at once
+NUM_TIMED = 16  # the least counts: another program may have the processor
 SUFFIX = "suffix"
 
 
@@ -83,9 +84,8 @@ class Candidates:
         options = self.config.speculation.options
         speculator = make_speculator(DRAFT_MODEL, options, parts)
         replayed = replay(speculator, texts, self.sampler, WIDTH)
-        prices = speculator.time_decodes(time.perf_counter)
-        assert prices is not None
-        return replayed, prices[0]
+        timed = [speculator.time_decodes(time.perf_counter) for _ in range(NUM_TIMED)]
+        return replayed, min(one[0] for one in timed if one is not None)
 
     def check_tokens(self, draft: Path) -> None:
         """Check that a draft model has the target's own tokens.

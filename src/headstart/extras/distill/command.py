@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -28,6 +29,7 @@ from headstart.extras.distill.texts import (
     purge,
     read_texts,
     split,
+    training_folder,
     without_duplicates,
 )
 from headstart.extras.distill.trial import TimedTrial, run_trial
@@ -189,9 +191,9 @@ class _Work:
             raise ConfigError("the earlier texts are those of the later conversations; record more")
         note_drafter(self.folder, candidate, base, texts)
         losses = LOSSES if self.options.loss == "auto" else (self.options.loss,)
-        tried = tune(self.config, self.models, texts, self.folder, losses, self.options.seconds)
-        for file in self.folder.glob("training.*"):
-            file.unlink()
+        folder = training_folder(self.folder)
+        tried = tune(self.config, self.models, texts, folder, losses, self.options.seconds)
+        shutil.rmtree(folder)
         loss, reader = max(tried, key=lambda one: tried[one].accepted_after), GGUFReader(base)
         licence = reader.fields.get("general.license")
         card: dict[str, Any] = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,19 @@ import numpy as np
 
 from headstart.extras.bench.comparison import OFF
 from headstart.extras.bench.report import table_head, table_row
-from headstart.extras.distill.acceptance import DraftRule, Outcomes, Walk, walk
+from headstart.extras.distill.acceptance import (
+    DraftRule,
+    Outcomes,
+    Walk,
+    always_right,
+    walk,
+)
 from headstart.extras.distill.candidates import SUFFIX, Candidates
 from headstart.extras.distill.prices import StepPrices
 from headstart.extras.distill.texts import RecordedText, counts
 from headstart.types.errors import ConfigError
 
-LEAST_GAIN = 1.1  # over no drafts, of a drafter that is always right; less is not worth it
+LEAST_GAIN = 1.1  # of a draft model that is always right, over the best without; less is too little
 SHOWN = (1, 2, 4, 8)  # positions
 
 
@@ -71,6 +78,7 @@ class Findings:
     arms: Mapping[str, Arm]
     models: Mapping[str, tuple[Sequence[Outcomes], float]]  # and milliseconds of their tokens
     not_used: Mapping[str, str]  # draft models that cannot be replayed, and why
+    most: float = inf  # times the best arm, of copies and a draft model that is always right
 
     @classmethod
     def of(
@@ -91,12 +99,18 @@ class Findings:
         models = {**self.models, name: (model, round_ms)}
         return replace(self, arms={**self.arms, **arms}, models=models)
 
-    @property
-    def most(self) -> float:
-        """Times off, of a drafter at the price of the cheapest one that is always right."""
-        context = sum(len(t.prompt) + len(t.answer) // 2 for t in self.texts) // len(self.texts)
+    def bounded(self) -> Findings:
+        """Add what a draft model could gain that is always right and as cheap as the cheapest."""
         least = min((ms for _, ms in self.models.values()), default=0.0)
-        return replace(self.prices, round_ms=least).most(context)
+        right = [always_right(len(text.answer) - 1) for text in self.texts]
+        prices = replace(self.prices, round_ms=least)
+        bound = best_arm(self.texts, [self.suffix, right], prices).rate
+        return replace(self, most=max(1.0, bound / self.arms[self.best].rate))  # or never asked
+
+    @property
+    def best(self) -> str:
+        """The name of the fastest arm."""
+        return max(self.arms, key=lambda name: self.arms[name].rate)
 
     @property
     def refusal(self) -> str:
@@ -105,7 +119,8 @@ class Findings:
             return ""
         return (
             f"no draft model of this size can pay here: if all its tokens were right, answers "
-            f"would come {self.most:.2f} times as fast, and {LEAST_GAIN} is the least worth having"
+            f"would come {self.most:.2f} times as fast as by {self.best}, and {LEAST_GAIN} is the "
+            "least worth having"
         )
 
     def describe(self) -> dict[str, Any]:
@@ -133,7 +148,7 @@ class Findings:
             at = [f"{share:.0%}" for share in arm.survival] or [""] * len(SHOWN)
             yield table_row(name, arm.acceptance_length, *at, f"{arm.rate:.1f}", arm.rate / off)
         yield ""
-        yield f"if every draft token were right: {self.most:.2f} x off"
+        yield f"if every token of a draft model were right: {self.most:.2f} x {self.best}"
         yield from (f"{name} is not compared: {why}" for name, why in self.not_used.items())
         if self.refusal:
             yield self.refusal
@@ -162,7 +177,7 @@ def measure(
             found = found.with_model(path.stem, *candidates.draft_model(path, texts))
         except ConfigError as error:
             not_used[path.name] = str(error)
-    return replace(found, not_used=not_used)
+    return replace(found, not_used=not_used).bounded()
 
 
 def best_arm(

@@ -46,12 +46,6 @@ class StepPrices:
         attention = self.attention_ms * (1 + num_draft) * context / 1000.0
         return self.rows_ms[1 + num_draft] + attention + by_model * self.round_ms
 
-    def most(self, context: int) -> float:
-        """Tokens per second over those without drafts if every draft token were right."""
-        plain = self.step(0, 0, context)
-        lengths = range(1, LONGEST + 1)
-        return max(plain * (n + 1) / self.step(n, n, context) for n in lengths)
-
 
 def of_machine(config: Config, models: Models) -> StepPrices:
     """The target's costs from control's saved state, or from a warm-up now, which loads it.

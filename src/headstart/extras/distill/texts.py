@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import time
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy as np
 from headstart.types.errors import ConfigError
 from headstart.types.sampling_params import LogitBias, SamplingParams
 
-FILE = "texts.sqlite"
+FILE, TRAINING = "texts.sqlite", "training"  # in the folder
 PIECE = 8192  # tokens that are encoded at once
 TABLES = (
     "CREATE TABLE IF NOT EXISTS texts (recorded REAL, model TEXT, tenant TEXT, prompt BLOB, "
@@ -177,9 +178,15 @@ def purge(folder: Path, tenants: Collection[str] | None, before: float) -> tuple
         )
         made = [path for (path,) in database.execute(learned, values) if Path(path).exists()]
         num_deleted = database.execute(f"DELETE FROM texts WHERE {chosen}", values).rowcount
-    for file in folder.glob("training.*") if num_deleted else ():  # of an interrupted training
-        file.unlink()
+    if num_deleted:
+        shutil.rmtree(folder / TRAINING, ignore_errors=True)
     return num_deleted, made
+
+
+def training_folder(folder: Path) -> Path:
+    """Make the folder in which a training keeps what it needs to go on; it reveals the texts."""
+    (made := folder / TRAINING).mkdir(mode=0o700, exist_ok=True)
+    return made
 
 
 def note_drafter(folder: Path, path: Path, base: Path, texts: Sequence[RecordedText]) -> None:
@@ -227,22 +234,17 @@ def read_texts(
     return _by_conversation(kept)
 
 
-def _by_conversation(texts: Iterable[RecordedText]) -> list[RecordedText]:
-    known: dict[tuple[str, bytes], int] = {}  # (tenant, prompt) -> conversation
-    lengths: dict[str, set[int]] = {}  # bytes of these prompts, by tenant
-    numbered: list[RecordedText] = []
-    for text in texts:
-        prompt, own = _bytes(text.prompt), lengths.setdefault(text.tenant, set())
-        earlier = (
-            known[text.tenant, prompt[:length]]
-            for length in sorted(own, reverse=True)
-            if length <= len(prompt) and (text.tenant, prompt[:length]) in known
-        )
-        number = next(earlier, len(numbered))
-        known[text.tenant, prompt] = number
-        own.add(len(prompt))
-        numbered.append(replace(text, conversation=number))
-    return numbered
+def _by_conversation(texts: Sequence[RecordedText]) -> list[RecordedText]:
+    """Number the texts; sorted, a prompt comes after all those that it begins with."""
+    order = sorted((one.tenant, _bytes(one.prompt), number) for number, one in enumerate(texts))
+    numbers, begun = list(range(len(texts))), list[tuple[str, bytes, int]]()
+    for tenant, prompt, number in order:
+        while begun and not (begun[-1][0] == tenant and prompt.startswith(begun[-1][1])):
+            begun.pop()
+        before = next((one for _, _, one in reversed(begun) if one < number), number)
+        numbers[number] = numbers[before]
+        begun.append((tenant, prompt, number))
+    return [replace(one, conversation=n) for one, n in zip(texts, numbers, strict=True)]
 
 
 def split(texts: Sequence[RecordedText]) -> tuple[list[RecordedText], list[RecordedText]]:

@@ -54,8 +54,7 @@ def tune(
 ) -> dict[str, Trained]:
     """Tune the draft model with each loss for its share of the time; tells stderr how far it is.
 
-    What is needed to go on after an interruption stays in the folder as `training.*`. It reveals
-    the texts, so that should be their own.
+    What is needed to go on after an interruption stays in the folder, and reveals the texts.
 
     Raises:
         ConfigError, ModelError: the target cannot be loaded, or the draft model cannot be tuned.
@@ -63,10 +62,10 @@ def tune(
     assert models.draft is not None
     reader, tell = GGUFReader(models.draft), partial(print, file=sys.stderr, flush=True)
     read_model(reader, CONTEXT)  # refuses before the target is loaded
-    known = teacher.compute(config, models.target, texts, folder / "training.npz", tell)
+    known = teacher.compute(config, models.target, texts, folder / "best.npz", tell)
     tried, seconds = dict[str, Trained](), seconds / len(losses)
     for loss in losses:
-        model, state = read_model(reader, CONTEXT), folder / f"training.{loss}"
+        model, state = read_model(reader, CONTEXT), folder / loss
         tried[loss] = Trainer(model, texts, known, state, seconds, loss).run(tell)
     return tried
 
@@ -152,10 +151,10 @@ class Trainer:
             if 8 * self._progress() >= self._num_checks + 1:
                 self._check()
             if now - told > 10.0:
-                told, left = now, self._elapsed * (1.0 / max(self._progress(), 1e-6) - 1.0)
+                told, left = now, self._elapsed * (1.0 / self._progress() - 1.0)
                 tell(
                     f"step {self._step}: loss {average:.3f}, {self._best:.1%} accepted at best, "
-                    f"{left:.0f} s left"
+                    f"{max(0.0, left):.0f} s left"
                 )
             if now - saved > SAVE_SECONDS:
                 saved = now

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headstart.extras.distill.acceptance import Outcomes, replay
+from headstart.extras.distill.acceptance import Outcomes, always_right, replay
 from headstart.extras.distill.candidates import SUFFIX
 from headstart.extras.distill.measure import Findings
 from headstart.extras.distill.prices import StepPrices
@@ -152,6 +152,20 @@ def test_a_model_that_only_copies_better_than_its_base_loses_to_copies() -> None
     assert verdict.gain.low > 0.0
     assert verdict.best.startswith(SUFFIX)
     assert "too little" in verdict.refusal
+
+
+def test_nothing_is_trained_where_a_model_that_is_always_right_gains_too_little() -> None:
+    later = texts_of("ours", 20, 1)
+    copies, model = follow(SPECULATORS["suffix"](), later), follow(Table(BASE), later)
+
+    def refusal(copies: Sequence[Outcomes], round_ms: float) -> str:
+        found = Findings.of(later, copies, PRICES).with_model("base", model, round_ms)
+        return found.bounded().refusal
+
+    assert refusal(copies, ROUND_MS) == ""
+    assert "would come 1.00 times as fast as by suffix" in refusal(copies, 100.0)
+    right = [replace(always_right(len(text.answer) - 1), is_model=False) for text in later]
+    assert "would come 1.00 times as fast as by suffix" in refusal(right, ROUND_MS)
 
 
 def test_chance_promotes_nothing() -> None:
