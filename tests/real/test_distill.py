@@ -40,6 +40,7 @@ from headstart.extras.distill.prices import StepPrices
 from headstart.extras.distill.proof import Interval
 from headstart.extras.distill.recorder import TextRecorder
 from headstart.extras.distill.texts import TRAINING, RecordedText, purge, read_texts
+from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.structures.model_id import ModelId
 from headstart.types.errors import EngineError
 from headstart.types.request import ErrorEvent, Request
@@ -120,6 +121,12 @@ def test_measure_compares_copies_and_draft_models_without_training_libraries(
     assert 1.0 > at["1"] > at["2"] > at["4"] > at["8"] > 0.0
     assert not arms["suffix, demo-draft"]["accepted_at"], "neither one's shares are of both"
     assert state.exists()  # the warm-up is not needed again
+
+
+def test_a_moment_of_another_program_does_not_price_a_draft_model(folder, monkeypatch) -> None:
+    times = iter([(30.0, 1.0), *[(1.0, 1.0)] * 99])
+    monkeypatch.setattr(DraftModelSpeculator, "time_decodes", lambda *given: next(times))
+    assert Candidates(CONFIG, path(TARGET)).draft_model(path(DRAFT), recorded(folder)[:1])[1] == 1.0
 
 
 def test_two_draft_models_of_one_name_are_not_taken_for_one(folder: Path, tmp_path, capsys) -> None:

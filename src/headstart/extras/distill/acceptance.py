@@ -133,7 +133,7 @@ def _runs(is_right: NDArray[np.bool_]) -> NDArray[np.int32]:
 
 def always_right(num_tokens: int) -> Outcomes:
     """A draft model whose picks are the text's next `num_tokens` tokens."""
-    left = np.arange(num_tokens, 0, -1, np.int32)
+    left = np.arange(num_tokens, 0, -1, dtype=np.int32)
     longest = np.full(num_tokens, LONGEST, np.int32)
     return Outcomes(longest, left, np.ones(num_tokens, np.float32), is_model=True)
 
