@@ -11,6 +11,7 @@ import pytest
 from tests.harness import EOS, Model, endless, make_scheduler
 
 from headstart.sampling import SamplingParams
+from headstart.structures.tenants import namespace_of_key
 from headstart.types import Batch
 from headstart.types.request import FinishEvent, TokenEvent
 
@@ -39,10 +40,14 @@ class Timed(Model):
         return super().restore_block(seq_id, data)
 
 
-def first_tokens(flood: int, length: tuple[int, int], answer: tuple[int, int]) -> list[float]:
+def first_tokens(
+    flood: int, length: tuple[int, int], answer: tuple[int, int], weights: str = ""
+) -> list[float]:
     """Seconds to the first token of 30 requests, beside so many others that never end."""
     engine, random = Timed(), Random(1)
-    scheduler = make_scheduler(engine, clock=lambda: engine.now, prefill_ms=100.0)
+    scheduler = make_scheduler(
+        engine, clock=lambda: engine.now, prefill_ms=100.0, tenant_weights=weights
+    )
     arrivals = [(0.0, number) for number in range(1, flood + 1)]  # 0 is the visitor
     heapq.heappush(arrivals, (10.0, 0))
     sampling = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -60,7 +65,8 @@ def first_tokens(flood: int, length: tuple[int, int], answer: tuple[int, int]) -
             number += 1
             prompt = [random.randrange(EOS) for _ in range(num_prompt)]
             one = endless(prompt, num_tokens, f"{client}.{number}", sampling=sampling)
-            scheduler.submit(replace(one, namespace="flood" if client else "visitor"))
+            tenant = namespace_of_key(b"flood" if client else b"visitor")
+            scheduler.submit(replace(one, namespace=tenant))
         scheduler.step()
         for event in scheduler.take_events():
             client = int(event.request_id.split(".")[0])
@@ -74,16 +80,19 @@ def first_tokens(flood: int, length: tuple[int, int], answer: tuple[int, int]) -
 
 
 @pytest.mark.parametrize(
-    ("length", "answer"),
+    ("length", "answer", "weights"),
     [
-        ((100, 800), (20, 200)),
-        ((400, 800), (5, 20)),  # it reads most of the time
-        ((2000, 6000), (5, 50)),  # what loses its cells takes long to copy
+        ((100, 800), (20, 200), ""),
+        ((100, 800), (20, 200), "flood=2"),
+        ((400, 800), (5, 20), ""),  # it reads most of the time
+        ((2000, 6000), (5, 50), ""),  # what loses its cells takes long to copy
     ],
 )
-def test_a_tenant_that_asks_now_and_then_waits_little_longer_beside_a_flood(length, answer) -> None:
+def test_a_tenant_that_asks_now_and_then_waits_little_longer_beside_a_flood(
+    length, answer, weights
+) -> None:
     alone = median(first_tokens(0, length, answer))
-    beside = sorted(first_tokens(40, length, answer))
+    beside = sorted(first_tokens(100, length, answer, weights))
     assert median(beside) <= 1.3 * alone
     # a step of prompts that nobody waits for was under way, and cells had to be copied
     assert beside[-1] <= 2.5 * alone
