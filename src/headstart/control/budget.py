@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from headstart.scheduler.step import StepPlan
 
 # A request counts as so many that generate, in a step that gives its first token or during which it
-# arrives. `--arrivals`, eight users with short prompts: with 1 the median time to the first token
-# is 1.09 of off's on a processor and 1.07 on a GPU, with 8 it is 1.06 and 1.04; times to the end
+# arrives. `--arrivals`, eight users with short prompts: the median time to the first token is 1.06
+# of off's on a processor and 1.04 on a GPU, 1.09 and 1.07 if these are not priced; times to the end
 # change by 1 %. More than 1 for all whose prompts are read would slow answers beside long ones.
 FIRST_TOKEN = 8.0
 
