@@ -164,7 +164,8 @@ class Drafting:
     def _describe_step(self, plan: StepPlan, engine: Engine, *, can_pad: bool) -> None:
         """Describe the step to control's cost model."""
         num = len(plan.answers)
-        unread = sum([one.sequence.num_pending for one in plan.prompts]) if plan.prompts else 0
+        reading = [one.sequence for one in plan.prompts if one.sequence.leader is None]
+        unread = sum([sequence.num_pending for sequence in reading])
         context = sum([len(answer.sequence.text.tokens) for answer in plan.answers]) // num
         num_rows = num + min(unread, plan.max_prompt_rows)
         max_rows, tile = engine.max_batch_tokens, engine.attention_tile
@@ -172,7 +173,7 @@ class Drafting:
             max_rows = tile - 1  # in a tile, each row computes the cells of all answers
         rows = max_rows, engine.max_outputs
         num_reading = plan.num_running - num
-        num_first = len(plan.prompts) if unread <= plan.max_prompt_rows else 0
+        num_first = len(reading) if unread <= plan.max_prompt_rows else 0
         is_even = plan.is_even
         plan.step = Step(num, num_rows, context, *rows, can_pad, is_even, num_reading, num_first)
 

@@ -68,7 +68,7 @@ class Offloading:
         self._seconds = inf  # for the copies of this step
         self._until: float | None = None  # when they end, once they began
         self._is_behind = False  # `set_aside` was cut short
-        self._unfinished: Cells | None = None  # copied in part
+        self._unfinished: object = None  # the text that is copied in part
         self._kept_ahead = -1.0  # `last_used` of the slot that was pre-copied last
         self.disk: DiskCache | None = None
         self._overdue = _NOTHING  # a read that takes too long; no other one is waited for
@@ -249,7 +249,7 @@ class Offloading:
         """
         if not self.store.max_bytes or not self._is_worth_it(cells):
             return False
-        is_new = cells is not self._unfinished  # looking it up is O(context)
+        is_new = cells.packed is not self._unfinished  # looking it up is O(context)
         if is_new and (self.store.holds(cells.namespace, cells.packed) or not self._num_own(cells)):
             return True
         if (stored := self._copy(cells)) is None:
@@ -257,7 +257,7 @@ class Offloading:
         self._bytes_per_token = stored.num_bytes / len(stored.tokens)
         is_kept = self.store.put(stored) and len(stored.tokens) == cells.length
         self._counters.prompts_saved += is_kept
-        self._unfinished = None if is_kept else cells
+        self._unfinished = None if is_kept else cells.packed
         return is_kept
 
     def _is_worth_it(self, cells: Cells) -> bool:

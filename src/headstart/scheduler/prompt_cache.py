@@ -62,7 +62,7 @@ class PromptCache:
         if cells is not None and cells.user is None and not self._keep(cells):
             return None
         sequence.chosen = None
-        return self._bring_back(sequence, self._find(sequence))
+        return self._bring_back(sequence, self._find(sequence), cells)
 
     def _find(self, sequence: Sequence) -> Placement:
         """Find free cells with as much of the request's text as possible; there are some.
@@ -115,9 +115,11 @@ class PromptCache:
         if not sequence.is_resumed or sequence.admitted is None:
             sequence.num_cached = shared
 
-    def _bring_back(self, sequence: Sequence, placement: Placement) -> Placement | None:
-        """Choose what to restore from main memory, and copy the slot's old contents to it. Returns
-        None if that needs another step.
+    def _bring_back(
+        self, sequence: Sequence, placement: Placement, kept: Cells | None
+    ) -> Placement | None:
+        """Choose what to restore from main memory, and copy the slot's old contents there, unless
+        it is `kept`. Returns None if that needs another step.
         """
         cells, offloading = placement.cells, self.offloading
         leader = self.find_leader([one.user for one in self.cells if one.user], sequence)
@@ -133,7 +135,7 @@ class PromptCache:
         # with blocks only those at the end are copied
         is_lost = 2 * num_kept < cells.length or (is_other and self._engine.has_blocks)
         if is_lost:
-            if not self._keep(cells):
+            if cells is not kept and not self._keep(cells):
                 sequence.chosen = cells
                 return None
             offloading.store.lose(cells.namespace, cells.packed)

@@ -104,6 +104,7 @@ class Scheduler:
         self._ended: list[End] = []  # since the last record
         self._step_seconds = 0.0  # duration of the last step
         self._numbers = count()
+        self._num_new = 0  # see `StepPlan`
         self._sets_aside = config.cache_idle_slots and engine.attention_tile > 1
 
     @property
@@ -137,6 +138,8 @@ class Scheduler:
             seconds = self.counters.mean_seconds / len(self.cells)
             last, error = self._tenants.make_place(sequence, queue, self.config.max_queue, seconds)
             self.cancel(last.request.request_id, failure(error))
+        num_free -= len(self.waiting) + len(self.compiling)
+        self._num_new += num_free > 0 and bool(self.running)
         (self._queue if request.constraint is None else self.compiling.add)(sequence)
         self._tenants.add(sequence.tenant)
 
@@ -233,7 +236,7 @@ class Scheduler:
                 self._start(sequence)
         self.cache.share_prefixes(self.running)
         plan.num_running = len(self.running)
-        plan.num_new = plan.num_running - num_running if num_running else 0
+        plan.num_new, self._num_new = self._num_new, 0
         if not self.waiting and plan.num_running < len(self.cells):
             is_new = self._sets_aside and plan.num_running > num_running
             self.cache.offloading.go_on(is_new=is_new)

@@ -85,7 +85,7 @@ class StepPlan:
     batch: Batch
     started: float  # clock readings, seconds
     num_running: int = 0  # sequences with cells; those without rows wait for this step, too
-    num_new: int = 0  # of these, how many arrived while others ran
+    num_new: int = 0  # requests since the last plan that found others running, and a free slot
     answers: list[SequencePlan] = field(default_factory=list)  # in the order of their rows
     prompts: list[SequencePlan] = field(default_factory=list)  # behind them, if they have rows
     num_rows: int = 0  # of the batch, padding included

@@ -136,6 +136,19 @@ def test_texts_are_those_without_turns(draft: int, chunk: int) -> None:
     check(engine, requests, play(scheduler, requests))
 
 
+def test_only_who_finds_a_free_slot_beside_others_counts_as_an_arrival():
+    """Who takes the place of one that ended waited for that, not for the end of a step."""
+    scheduler = make_scheduler(Model(), parallel=2)
+    submit_all(scheduler, [request("a" * index, [index], 6) for index in range(1, 6)])
+    counts = [record.plan.num_new for record in steps(scheduler)]
+    assert len(counts) > 10
+    assert not any(counts)
+    scheduler.submit(request("first", [1], 20))
+    scheduler.step()
+    scheduler.submit(request("second", [2], 20))
+    assert [record.plan.num_new for record in steps(scheduler)][:2] == [1, 0]
+
+
 def test_prompts_that_wait_for_the_answers_turn_are_in_the_price_of_drafts():
     """A long draft of an answer delays their first token, though their rows come in other steps."""
     engine = TiledModel()
