@@ -173,7 +173,8 @@ class _Work:
         had, has = cut(base, used, output)
         note_drafter(self.folder, output, base, self.earlier)
         share = sum(token in used for token in answers) / max(1, len(answers))
-        found = found.with_model(output.stem, *self.candidates.draft_model(output, self.later))
+        made = self.candidates.draft_model(output, self.later)
+        found = found.with_model(output.stem, *made).bounded()
         words = f"{output} has {has} of {had} tokens, which make up {share:.1%} of later answers"
         self.tell(["", words, *found.report()], tokens=[had, has], share=share)
         self.facts["after"] = found.describe()
@@ -209,7 +210,7 @@ class _Work:
         write(candidate, card)
         model, _ = self.candidates.draft_model(candidate, self.later)
         # as large as its base: the difference between two timings would be chance
-        found = found.with_model(candidate.stem, model, found.models[base.stem][1])
+        found = found.with_model(candidate.stem, model, found.models[base.stem][1]).bounded()
         verdict = prove(found, base.stem, candidate.stem)
         lines = ["", *found.report(), "", *verdict.report()]
         self.tell(lines, proof=_facts(verdict), after=found.describe())

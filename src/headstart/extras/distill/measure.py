@@ -104,7 +104,8 @@ class Findings:
         least = min((ms for _, ms in self.models.values()), default=0.0)
         right = [always_right(len(text.answer) - 1) for text in self.texts]
         prices = replace(self.prices, round_ms=least)
-        bound = best_arm(self.texts, [self.suffix, right], prices).rate
+        ways = [right], [self.suffix, right]
+        bound = max(best_arm(self.texts, way, prices).rate for way in ways)
         return replace(self, most=max(1.0, bound / self.arms[self.best].rate))  # or never asked
 
     @property

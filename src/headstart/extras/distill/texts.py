@@ -178,8 +178,8 @@ def purge(folder: Path, tenants: Collection[str] | None, before: float) -> tuple
         )
         made = [path for (path,) in database.execute(learned, values) if Path(path).exists()]
         num_deleted = database.execute(f"DELETE FROM texts WHERE {chosen}", values).rowcount
-    if num_deleted:
-        shutil.rmtree(folder / TRAINING, ignore_errors=True)
+    if num_deleted and (folder / TRAINING).exists():
+        shutil.rmtree(folder / TRAINING)
     return num_deleted, made
 
 

@@ -58,7 +58,9 @@ class Routing:
         if not self._tenant_header:
             tenant = tenant or _tenant_by(_key_headers(request))
         asked = Asked()
-        if found := re.match("(?:/v1)?/responses/([^/]+)", scope["path"]):  # a stored one
+        if found := re.match(
+            "(?:/v1)?/responses/(?!input_tokens$)([^/]+)", scope["path"]
+        ):  # a stored one
             asked = Asked(needs=found[1])
         elif request.method == "POST":
             parse = partial(read, tenant=tenant)
@@ -86,9 +88,10 @@ class Routing:
         may_crash = 1  # a request that ends one server may end them all
         is_busy = False
         # of a stored response: the replica that has it answers, or the last for all unless one is
-        # busy or unhealthy, which may have it
+        # busy or unhealthy, which may have it; the 400 of a body may be its own fault
         has_lost = not all(one.is_healthy for one in self._fleet.replicas.values())
-        elsewhere = replicas[: None if has_lost else -1] if asked.needs else []
+        all_but_last = None if has_lost and not asked.text else -1
+        elsewhere = replicas[:all_but_last] if asked.needs else []
         num_tries = len(replicas) if asked.needs else 1 + self._options.retries
         wants_first = request.method not in ("GET", "HEAD")
         for replica in replicas[:num_tries]:

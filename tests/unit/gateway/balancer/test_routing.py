@@ -302,6 +302,19 @@ async def test_a_stored_response_of_an_unhealthy_replica_is_not_called_unknown()
         assert (await client.get("/v1/responses/resp-1")).status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [("responses", {"previous_response_id": "resp-1"}), ("responses/input_tokens", {})],
+)
+async def test_what_is_wrong_with_a_body_is_passed_on_though_a_replica_is_unhealthy(
+    path, more
+) -> None:
+    async with routed(Scripted(), Scripted()) as (client, fleet):
+        fleet.replicas["b0"].lose("it restarts")
+        answer = await client.post(f"/v1/{path}", json={"input": "hi", **more})
+        assert answer.status_code == 404  # as the other replica answers
+
+
 async def test_without_a_backend_health_says_so_and_requests_get_503() -> None:
     async with routed(Scripted()) as (client, fleet):
         fleet.replicas["b0"].lose("loading")
