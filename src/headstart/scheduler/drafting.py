@@ -171,11 +171,17 @@ class Drafting:
         max_rows, tile = engine.max_batch_tokens, engine.attention_tile
         if num_rows < tile and num > 1 and not any(map(_is_fixed, plan.answers)):
             max_rows = tile - 1  # in a tile, each row computes the cells of all answers
-        rows = max_rows, engine.max_outputs
-        num_reading = plan.num_running - num
-        num_first = len(reading) if unread <= plan.max_prompt_rows else 0
-        is_even = plan.is_even
-        plan.step = Step(num, num_rows, context, *rows, can_pad, is_even, num_reading, num_first)
+        plan.step = Step(
+            num,
+            num_rows,
+            context,
+            max_rows,
+            engine.max_outputs,
+            can_pad=can_pad,
+            is_even=plan.is_even,
+            num_reading=plan.num_running - num,
+            num_first=len(reading) if unread <= plan.max_prompt_rows else 0,
+        )
 
     def _ask_texts(
         self, plan: StepPlan, answers: list[SequencePlan], may_ask: Collection[str]

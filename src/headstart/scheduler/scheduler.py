@@ -138,8 +138,8 @@ class Scheduler:
             seconds = self.counters.mean_seconds / len(self.cells)
             last, error = self._tenants.make_place(sequence, queue, self.config.max_queue, seconds)
             self.cancel(last.request.request_id, failure(error))
-        num_free -= len(self.waiting) + len(self.compiling)
-        self._num_new += num_free > 0 and bool(self.running)
+        num_ahead = len(self.waiting) + len(self.compiling)
+        self._num_new += num_ahead < num_free and bool(self.running)
         (self._queue if request.constraint is None else self.compiling.add)(sequence)
         self._tenants.add(sequence.tenant)
 

@@ -30,6 +30,8 @@ from headstart.types.errors import BackendError, CapacityError
 
 log = logging.getLogger(__name__)
 
+_STORED = re.compile("(?:/v1)?/responses/(?!input_tokens$)([^/]+)")  # the path of a stored response
+
 
 class Routing:
     """ASGI app: passes each request to a replica of a fleet.
@@ -58,9 +60,7 @@ class Routing:
         if not self._tenant_header:
             tenant = tenant or _tenant_by(_key_headers(request))
         asked = Asked()
-        if found := re.match(
-            "(?:/v1)?/responses/(?!input_tokens$)([^/]+)", scope["path"]
-        ):  # a stored one
+        if found := _STORED.match(scope["path"]):
             asked = Asked(needs=found[1])
         elif request.method == "POST":
             parse = partial(read, tenant=tenant)
