@@ -282,6 +282,9 @@ def _attention_of(samples: Sequence[Sample]) -> float:
 def _widths_of(samples: Sequence[Sample], attention: float) -> dict[int, float]:
     """Cost of decodes by rows, relative to REFERENCE_ROWS, without context.
 
+    Without widths timed once that were clearly slower than a wider one: planning would never use
+    them again, and the decode may have been disturbed.
+
     attention: of a row to one token, in reference decodes without context.
     """
     ratios: dict[int, list[float]] = {}
@@ -289,7 +292,13 @@ def _widths_of(samples: Sequence[Sample], attention: float) -> dict[int, float]:
         ratio = s.milliseconds / s.reference_ms
         weights = ratio - attention * s.context * (s.rows - REFERENCE_ROWS * ratio)
         ratios.setdefault(s.rows, []).append(max(0.1, weights))
-    return {rows: median(measured) for rows, measured in ratios.items()} | {REFERENCE_ROWS: 1.0}
+    costs, cheapest = {REFERENCE_ROWS: 1.0}, inf  # of the wider ones
+    for rows in sorted(ratios, reverse=True):
+        cost = median(ratios[rows])
+        if len(ratios[rows]) > 1 or cheapest > (1.0 - MARGIN) * cost:
+            costs.setdefault(rows, cost)
+        cheapest = min(cheapest, cost)
+    return costs
 
 
 def _nearest_knot(rows: int) -> int:

@@ -317,3 +317,10 @@ def test_a_disturbed_warm_up_does_not_end_the_steps() -> None:
         table.observe(REFERENCE_ROWS, 0, milliseconds)
     eleven = table.milliseconds(11, 0)
     assert 0.0 < eleven < 11.0
+
+
+def test_one_disturbed_decode_of_a_warm_up_does_not_keep_a_width_from_being_used() -> None:
+    table, true = CostTable(), {1: 10.0, 2: 11.0, 16: 25.0, 17: 26.0, 24: 33.0, 32: 41.0}
+    table.calibrate([Sample(n, 0, (2.0 if n == 24 else 1.0) * ms, 11.0) for n, ms in true.items()])
+    assert table.milliseconds(24, 0) == pytest.approx(33.0, rel=0.05)
+    assert table.width(20, 0) == 20, "no padding to avoid it"
