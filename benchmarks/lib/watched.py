@@ -141,6 +141,7 @@ def watch() -> None:
     """Put the watchdog into the loop; in the engine process, before it begins."""
     from headstart.engine.context import LlamaEngine
     from headstart.scheduler import model_drafting
+    from headstart.scheduler.drafting import Drafting
     from headstart.scheduler.scheduler import Scheduler
     from headstart.worker import loop
 
@@ -150,7 +151,7 @@ def watch() -> None:
     for name, kind, method in (
         ("command", loop, "_obey"),
         ("report", loop, "make_report"),
-        ("save", loop._StateSaver, "note"),
+        ("save", Drafting, "save"),
         ("write", loop._PromptWriter, "go_on"),
         *((method, Scheduler, method) for method in ("plan", "commit", "read")),
     ):

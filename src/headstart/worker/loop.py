@@ -13,7 +13,6 @@ from concurrent.futures import wait
 from dataclasses import replace
 
 from headstart.scheduler.admission import find_media
-from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.offloading import Offloading
 from headstart.scheduler.scheduler import WAIT_SECONDS, Scheduler
 from headstart.scheduler.sequence import Cells
@@ -33,44 +32,16 @@ from headstart.types.request import (
     error_event,
     is_last,
 )
-from headstart.worker.pipes import Cancel, Command, Message, Stop
+from headstart.worker.pipes import COMMAND_SECONDS, Cancel, Command, Message, Stop
 from headstart.worker.request_log import PromptLog
 
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.25  # between reports while requests run
-OBEY_SECONDS = 0.003  # of a step, for commands: large numbers are taken in parts
 PAUSE_SECONDS = 0.2  # without requests before the warm-up continues: the next one often follows
 IDLE_SECONDS = 10.0  # without work, before slots and main memory are written to the disk
-SAVE_SECONDS = 60.0  # between saves of control's state
+SAVE_SECONDS = 60.0  # after a first step until control's state is saved
 SLOT_SECONDS = 15.0  # of a stop, for the slot file that is being written
-
-
-class _StateSaver:
-    """Saves control's state: when work ends, but at most once in SAVE_SECONDS, and periodically
-    under constant load.
-
-    So if the engine is killed, at most a minute's learning is lost.
-    """
-
-    def __init__(self, drafting: Drafting, now: float) -> None:
-        self._drafting = drafting
-        self._earliest = now  # earliest time of the next save
-        # latest time of the next save, even if busy; None: nothing was learned
-        self._latest: float | None = None
-
-    @property
-    def due(self) -> float | None:
-        """Time of the next save if no work comes."""
-        return None if self._latest is None else self._earliest
-
-    def note(self, now: float, *, has_worked: bool, is_idle: bool) -> None:
-        """Note a step, and save if it is time."""
-        if has_worked and self._latest is None:
-            self._latest = now + SAVE_SECONDS
-        if self._latest is not None and now >= (self._earliest if is_idle else self._latest):
-            self._drafting.save()
-            self._earliest, self._latest = now + SAVE_SECONDS, None
 
 
 class _PromptWriter:
@@ -137,8 +108,8 @@ def run_loop(
             (None: forever).
         send: sends a message; must not block for long.
     """
-    saver, sender = _StateSaver(scheduler.drafting, clock()), _EventSender(scheduler, send, clock)
-    writer = _PromptWriter(scheduler.cache.offloading)
+    sender, writer = _EventSender(scheduler, send, clock), _PromptWriter(scheduler.cache.offloading)
+    save_at: float | None = None  # None: nothing was learned since the last save
     scheduler.deliver = sender.deliver
     if (disk := scheduler.cache.offloading.disk) is not None:
         wait([disk.begin()], WAIT_SECONDS)  # enough for a hundred files, to be counted
@@ -163,13 +134,13 @@ def run_loop(
                     warm_up.go_on(is_wanted)
                     send(Message(report=make_report(scheduler)))
             else:
-                due = [at for at in (saver.due, writer.due) if at is not None]
+                due = [at for at in (save_at, writer.due) if at is not None]
                 commands += receive(max(0.0, min(due) - clock()) if due else None)
                 if not commands:
                     writer.go_on(clock())
         if commands:
             is_cold = warm_up is not None and not warm_up.is_done
-        until = clock() + OBEY_SECONDS
+        until = clock() + COMMAND_SECONDS
         while commands and clock() <= until:
             command = commands.popleft()
             if isinstance(command, Stop):
@@ -182,6 +153,7 @@ def run_loop(
             _obey(scheduler, command, send, sender.prompts)
         if has_work := scheduler.has_work:
             writer.note(clock())
+            save_at = clock() + SAVE_SECONDS if save_at is None else save_at
         scheduler.step()
         if scheduler.embeddings:
             sender.tell(scheduler.embeddings.step(is_alone=not scheduler.has_work))
@@ -192,7 +164,9 @@ def run_loop(
             raise EngineError(
                 f"{scheduler.num_failed_decodes} decodes in a row failed; the engine restarts"
             )
-        saver.note(clock(), has_worked=has_work, is_idle=not scheduler.has_work)
+        if save_at is not None and clock() >= save_at:
+            scheduler.drafting.save()
+            save_at = None
 
 
 def _has_work(scheduler: Scheduler) -> bool:

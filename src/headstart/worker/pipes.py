@@ -56,6 +56,7 @@ class Message:
 
 log = logging.getLogger(__name__)
 
+COMMAND_SECONDS = 0.0025  # of a step, to read commands and to obey them, a few at a time
 MAX_REQUESTS = 512  # not taken by the engine yet; fewer long ones
 LEAST_TOKENS = 8192  # minimum size that a request counts as
 _COUNTED = (Request, EmbeddingRequest)
@@ -172,7 +173,7 @@ _HEAD_BYTES = 8  # size of an item, in front of it
 
 
 def write_item(fd: int, item: object) -> None:
-    """Send an item to an `ItemReader`; blocks until that reads.
+    """Send an item; blocks until the other side reads.
 
     Raises:
         BrokenPipeError, ConnectionResetError: the reader is gone.
@@ -216,39 +217,23 @@ class Items:
         return item
 
 
-class ItemReader:
-    """Passes on the items of a pipe. Belongs to the asyncio loop in which `start` was called."""
+def read_items(fd: int, take: Callable[[Any], None], on_end: Callable[[], None]) -> None:
+    """Call `take` with each item of a pipe from now on, in this asyncio loop, and `on_end` once,
+    when the other side is closed; makes the descriptor non-blocking.
+    """
+    items, loop = Items(fd), asyncio.get_running_loop()
 
-    def __init__(self, fd: int, take: Callable[[Any], None], on_end: Callable[[], None]) -> None:
-        """`on_end` is called once, when the other side is closed."""
-        self._fd = fd
-        self._take = take
-        self._on_end = on_end
-
-    def start(self) -> None:
-        """Call `take` with every item from now on; makes the descriptor non-blocking."""
-        self._items = Items(self._fd)
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._fd, self._read)
-
-    def stop(self) -> None:
-        """Stop reading and drop the callbacks. They reference this object, and the cycle would keep
-        the descriptors open until garbage collection.
-        """
-        self._loop.remove_reader(self._fd)
-        self._take = lambda item: None
-        self._on_end = lambda: None
-
-    def _read(self) -> None:
+    def read() -> None:
         try:
-            self._items.read()
+            items.read()
         except EOFError:
-            on_end = self._on_end
-            self.stop()
+            loop.remove_reader(fd)
             on_end()
             return
-        while (item := self._items.next()) is not None:
+        while (item := items.next()) is not None:
             try:
-                self._take(pickle.loads(item))
+                take(pickle.loads(item))
             except Exception:  # the items behind it are already read: no event would trigger them
                 log.exception("a message of the engine could not be processed")
+
+    loop.add_reader(fd, read)

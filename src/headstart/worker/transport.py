@@ -28,7 +28,16 @@ from headstart.structures.system import huge_pages, switch_threads_often, widen_
 from headstart.types.errors import HeadstartError, QuotaError, WorkerDeadError
 from headstart.types.report import WorkerInfo
 from headstart.types.request import error_event
-from headstart.worker.pipes import Command, ItemReader, Items, Message, Sender, Stop, write_item
+from headstart.worker.pipes import (
+    COMMAND_SECONDS,
+    Command,
+    Items,
+    Message,
+    Sender,
+    Stop,
+    read_items,
+    write_item,
+)
 
 if TYPE_CHECKING:
     from headstart.scheduler.scheduler import Scheduler
@@ -39,7 +48,6 @@ log = logging.getLogger(__name__)
 STOP_SECONDS = 30.0
 QUIET_SECONDS = 5.0  # after which the log says what is waited for
 WRITE_SECONDS = 5.0  # after its loop, for what threads still write
-READ_SECONDS = 0.002  # of a step, for reading commands
 LOOK_SECONDS = 0.01  # between checks whether a process that closed its pipe has ended
 
 Build = Callable[[], "tuple[Scheduler, WorkerInfo]"]
@@ -102,10 +110,9 @@ class ProcessTransport:
         assert self._messages is not None
         self._sender = Sender(self._commands, self._refuse)
         self._hear, self._loop = hear, asyncio.get_running_loop()
-        self._reader = ItemReader(self._messages.fileno(), self._take, self._on_closed)
         try:
             self._sender.start()
-            self._reader.start()
+            read_items(self._messages.fileno(), self._take, self._on_closed)
         except BaseException:  # it has no listener
             self._sender.close()
             self.kill()
@@ -252,7 +259,7 @@ def _once_per_percent(send: Callable[[Message], None]) -> Callable[[float], None
 
 def _receiver(fd: int) -> Callable[[float | None], Sequence[Command]]:
     """Reads commands from a pipe; waits the given seconds for one. Reading is limited to
-    READ_SECONDS: the rest is read the next time.
+    COMMAND_SECONDS: the rest is read the next time.
     """
     items, poll = Items(fd), select.poll()
     poll.register(fd, select.POLLIN)
@@ -268,7 +275,7 @@ def _receiver(fd: int) -> Callable[[float | None], Sequence[Command]]:
             else:
                 break
             if commands or seconds == 0.0:  # otherwise idle
-                until = min(until, time.monotonic() + READ_SECONDS)
+                until = min(until, time.monotonic() + COMMAND_SECONDS)
         return commands
 
     return receive

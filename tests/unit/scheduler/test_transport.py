@@ -43,7 +43,7 @@ from headstart.types.request import (
     Work,
 )
 from headstart.worker import transport
-from headstart.worker.pipes import Cancel, ItemReader, Items, Message, Sender, write_item
+from headstart.worker.pipes import Cancel, Items, Message, Sender, read_items, write_item
 from headstart.worker.transport import ProcessTransport, _once_per_percent, _process_main
 
 
@@ -302,7 +302,7 @@ async def read_all(writes: Sequence[object], *, cut: int | None = None) -> list[
             os.close(whole_source)
         os.close(sink)
 
-    ItemReader(source, taken.append, on_end).start()
+    read_items(source, taken.append, on_end)
     writer = threading.Thread(target=write)
     writer.start()
     await asyncio.wait_for(is_over.wait(), 10)
@@ -338,16 +338,12 @@ async def test_an_item_may_be_larger_than_a_pipe() -> None:
 async def test_the_loop_runs_on_while_nothing_comes() -> None:
     source, sink = os.pipe()
     taken: list[object] = []
-    reader = ItemReader(source, taken.append, lambda: None)
-    reader.start()
+    read_items(source, taken.append, lambda: None)
     os.write(sink, b"\5\0")  # a part of an item's size
     await asyncio.sleep(0.01)
     assert taken == []
-    reader.stop()
-    write_item(sink, "unheard")
-    await asyncio.sleep(0.01)
-    assert taken == []
     os.close(sink)
+    await asyncio.sleep(0.01)
     os.close(source)
 
 
@@ -360,13 +356,12 @@ async def test_an_item_that_cannot_be_taken_does_not_hold_up_those_behind_it() -
         if item == "bad":
             raise ValueError(item)
 
-    reader = ItemReader(source, take, lambda: None)
     write_item(sink, "bad")
     write_item(sink, "good")
-    reader.start()
+    read_items(source, take, lambda: None)
     await asyncio.sleep(0.02)
-    reader.stop()
     os.close(sink)
+    await asyncio.sleep(0.01)
     os.close(source)
     assert taken == ["bad", "good"]
 
