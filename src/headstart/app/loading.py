@@ -28,7 +28,6 @@ from headstart.engine.parameters import ENCODERS, Limits
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.structures.vocabulary_id import VocabularyId
-from headstart.text.vocabulary.comparison import TranslationMode
 from headstart.text.vocabulary.replacements import parse_pairs
 from headstart.text.vocabulary.templates import find_replacements
 from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
@@ -270,6 +269,6 @@ def make_translator(config: Config, target: Model, draft: Model) -> VocabularyTr
             "model"
         )
     log.info("draft model %s: %s", draft.path.name, translator.describe())
-    if translator.mode is TranslationMode.IDENTICAL and config.speculation.spec_replace:
+    if translator.mode == "identical" and config.speculation.spec_replace:
         log.warning("--spec-replace is not used: the draft model has the target's own tokens")
-    return None if translator.mode is TranslationMode.IDENTICAL else translator
+    return None if translator.mode == "identical" else translator

@@ -19,7 +19,7 @@ from headstart.server.errors import not_supported, shorten, wrong_value
 from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody, shared_fields, switch_thinking
 from headstart.server.translate import Call
-from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
+from headstart.text.toolcalls.events import AnswerEvent, CallArguments, Content, Thoughts, ToolCall
 from headstart.types.errors import RequestError
 
 routes = Routes()
@@ -256,7 +256,7 @@ class MessagesDialect(Dialect):
                 change = {"type": "thinking_delta", "thinking": text}
             case CallArguments(_, text):
                 return [self._delta({"type": "input_json_delta", "partial_json": text})]
-            case CallBegin():
+            case ToolCall():
                 return self._begin(event)
         begun = [] if self._open is type(event) else self._begin(event)
         return [*begun, self._delta(change)]
@@ -297,7 +297,7 @@ class MessagesDialect(Dialect):
             if isinstance(event, CallArguments):
                 blocks[-1]["input"] = call_arguments(event.text)
             else:
-                blocks.append(_block(event, "" if isinstance(event, CallBegin) else event.text))
+                blocks.append(_block(event, "" if isinstance(event, ToolCall) else event.text))
         return self._message(choice) | {"content": blocks, "usage": _usage(choice)}
 
     def _message(self, choice: Choice) -> Chunk:
@@ -320,7 +320,7 @@ def _block(event: AnswerEvent, text: str) -> Chunk:
     match event:
         case Thoughts():
             return {"type": "thinking", "thinking": text, "signature": ""}
-        case CallBegin(_, name, call_id):
+        case ToolCall(_, name, call_id):
             return {"type": "tool_use", "id": call_id, "name": name, "input": {}}
     return {"type": "text", "text": text}
 

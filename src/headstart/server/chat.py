@@ -28,7 +28,7 @@ from headstart.server.service import service_of
 from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call
 from headstart.structures.tenants import caller_of
-from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
+from headstart.text.toolcalls.events import AnswerEvent, CallArguments, Content, Thoughts, ToolCall
 from headstart.types.request import ThoughtsEnd
 
 routes = Routes()
@@ -197,7 +197,7 @@ def _delta(events: Sequence[AnswerEvent]) -> Chunk:
                 delta["content"] = delta.get("content", "") + text
             case Thoughts(text):
                 delta["reasoning_content"] = delta.get("reasoning_content", "") + text
-            case CallBegin(index, name, call_id):
+            case ToolCall(index, name, call_id):
                 calls[index] = {
                     "index": index,
                     "id": call_id,

@@ -28,7 +28,7 @@ from headstart.server.answer_numbers import (
 from headstart.server.prompts import Prompt
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call
-from headstart.text.toolcalls.events import AnswerEvent, AnswerMessage, CallBegin, Content
+from headstart.text.toolcalls.events import AnswerEvent, AnswerMessage, Content, ToolCall
 from headstart.text.toolcalls.reader import AnswerReader
 from headstart.text.utf8 import CharCounter, utf8_decoder
 from headstart.types.request import (
@@ -114,7 +114,7 @@ class Choice:
             events = self.parser.feed(text) + (self.parser.finish() if self.finish else [])
         named = [
             dataclasses.replace(event, call_id="call_" + secrets.token_hex(12))
-            if isinstance(event, CallBegin) and not event.call_id
+            if isinstance(event, ToolCall) and not event.call_id
             else event
             for event in events
         ]

@@ -16,7 +16,7 @@ from headstart.server.dialect import Choice, Chunk, Dialect, Piece, call_argumen
 from headstart.server.errors import not_supported, wrong_value
 from headstart.server.schemas import ChatBody, GenerationBody, shared_fields, switch_thinking
 from headstart.server.translate import Call
-from headstart.text.toolcalls.events import CallBegin, Content, Thoughts, ToolCall
+from headstart.text.toolcalls.events import Content, Thoughts, ToolCall
 
 # Ollama's option -> field of chat
 OPTIONS = {
@@ -265,7 +265,7 @@ class OllamaDialect(Dialect):
                     lines.append(self._line(self._fields(text), is_done=False))
                 case Thoughts(text):
                     lines.append(self._line(self._fields(thoughts=text), is_done=False))
-                case CallBegin(index):  # the calls before it are complete
+                case ToolCall(index):  # the calls before it are complete
                     lines += self._calls(choice, index)
         return lines
 

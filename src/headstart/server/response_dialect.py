@@ -17,7 +17,7 @@ from headstart.server.dialect import Choice, Chunk, Dialect, Piece
 from headstart.server.errors import not_supported, shorten, wrong_value
 from headstart.server.schemas import ChatBody, shared_fields
 from headstart.server.translate import Call
-from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
+from headstart.text.toolcalls.events import AnswerEvent, CallArguments, Content, Thoughts, ToolCall
 from headstart.types.errors import RequestError
 from headstart.types.request import ProgressEvent
 
@@ -257,7 +257,7 @@ class ResponsesDialect(Dialect):
             case Thoughts():
                 opened, name = self._open(_reasoning()), "response.reasoning_text.delta"
                 more = {"content_index": 0}
-            case CallBegin(_, called, call_id):
+            case ToolCall(_, called, call_id):
                 return [*self._close(), *self._open(_function_call(called, call_id))]
             case CallArguments():
                 name = "response.function_call_arguments.delta"

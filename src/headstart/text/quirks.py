@@ -15,11 +15,11 @@ from headstart.text.toolcalls.families import (
     functionary,
     gemma4,
     harmony,
-    kimi_k3,
     lfm2,
     minimax_m3,
     muse,
 )
+from headstart.text.toolcalls.formats import MarkedCalls, NamedCall, TaggedArguments
 from headstart.text.toolcalls.json_text import value_or_text
 
 Messages = list[dict[str, Any]]
@@ -186,7 +186,28 @@ QUIRKS = (
         thinking=Thinking(
             "<|open|>think<|sep|>", "<|close|>think<|sep|>", "<|open|>response<|sep|>"
         ),
-        answers=kimi_k3.FORMAT,
+        answers=AnswerFormat(  # source: Kimi K3's template in llama.cpp's models/templates
+            calls=MarkedCalls(
+                "kimi-k3",
+                NamedCall(
+                    '{name}" index="{number}"<|sep|>',
+                    TaggedArguments(
+                        key_start='<|open|>argument key="',
+                        key_end='" type="',
+                        value_end="<|close|>argument<|sep|>",
+                        attribute_end='"<|sep|>',
+                        text_attribute="string",
+                    ),
+                ),
+                section_start="<|open|>tools<|sep|>",
+                section_end="<|close|>tools<|sep|>",
+                call_start='<|open|>call tool="',
+                call_end="<|close|>call<|sep|>",
+            ),
+            content_start="<|open|>response<|sep|>",
+            content_end="<|close|>response<|sep|>",
+            dropped=("<|close|>message<|sep|>", "<|end_of_msg|>"),
+        ),
     ),
     Quirks(
         words=("<|START_TEXT|>", "<|START_ACTION|>"),

@@ -21,12 +21,13 @@ class Thoughts:
 
 
 @dataclass(frozen=True, slots=True)
-class CallBegin:
-    """The start of a tool call; its arguments follow."""
+class ToolCall:
+    """A tool call; as an event its start, whose arguments follow."""
 
     index: int
     name: str
     call_id: str = ""  # "" if the model writes none
+    arguments: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +38,7 @@ class CallArguments:
     text: str
 
 
-AnswerEvent = Content | Thoughts | CallBegin | CallArguments
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A tool call, complete so far."""
-
-    name: str
-    call_id: str = ""
-    arguments: str = ""
+AnswerEvent = Content | Thoughts | ToolCall | CallArguments
 
 
 class AnswerMessage:
@@ -61,17 +53,17 @@ class AnswerMessage:
         """Add events of an answer that has `num_tokens` tokens by now."""
         for event in events:
             last = self._runs[-1][0] if self._runs else None
-            if isinstance(event, CallBegin) or type(event) is not type(last):
+            if isinstance(event, ToolCall) or type(event) is not type(last):
                 self._runs.append((event, []))
                 self.starts.append(num_tokens)
-            if not isinstance(event, CallBegin):
+            if not isinstance(event, ToolCall):
                 self._runs[-1][1].append(event.text)
 
     @property
     def events(self) -> list[AnswerEvent]:
         """All events, adjacent texts of one kind joined."""
         return [
-            first if isinstance(first, CallBegin) else replace(first, text="".join(texts))
+            first if isinstance(first, ToolCall) else replace(first, text="".join(texts))
             for first, texts in self._runs
         ]
 
@@ -88,8 +80,8 @@ class AnswerMessage:
         calls = list[ToolCall]()
         for event in self.events:
             match event:
-                case CallBegin(_, name, call_id):
-                    calls.append(ToolCall(name, call_id))
+                case ToolCall():
+                    calls.append(event)
                 case CallArguments(_, text):
                     calls[-1] = replace(calls[-1], arguments=text)
         return calls

@@ -21,7 +21,7 @@ from headstart.text.chat_template import ChatTemplate, probe_limit
 from headstart.text.thinking import CONTENT, QUESTION
 from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.formats import JsonCall, MarkedCalls, NamedCall, TaggedArguments
-from headstart.types.errors import RequestError
+from headstart.types.errors import NotSupportedError, RequestError
 
 _NAMES = ("fff_first_fun_f", "sss_second_fun_s")
 _KEYS = ("aa_arg_fst_aa", "bb_arg_snd_bb")
@@ -42,7 +42,7 @@ def find_format(template: ChatTemplate) -> AnswerFormat:
         start, end = probe.around_content()
         try:
             calls, why_none = _find_calls(probe), ""
-        except _NotFoundError as error:
+        except NotSupportedError as error:
             calls, why_none = None, str(error)
     return AnswerFormat(
         thinking=template.thinking,
@@ -52,10 +52,6 @@ def find_format(template: ChatTemplate) -> AnswerFormat:
         calls_end_thoughts=template.quirks.calls_end_thoughts,
         why_no_calls=why_none,
     )
-
-
-class _NotFoundError(Exception):
-    """No call format was found."""
 
 
 class _Probe:
@@ -83,13 +79,13 @@ class _Probe:
         """The rendered message with calls.
 
         Raises:
-            _NotFoundError: the template does not render them.
+            NotSupportedError: the template does not render them.
         """
         text = self.answer(tool_calls=list(calls))
         if text is None:
-            raise _NotFoundError("the template refuses messages with tool calls")
+            raise NotSupportedError("the template refuses messages with tool calls")
         if calls[0]["function"]["name"] not in text:
-            raise _NotFoundError("the template does not show tool calls")
+            raise NotSupportedError("the template does not show tool calls")
         return text
 
     def around_content(self, *, strips: bool = True) -> tuple[str, str]:
@@ -139,7 +135,7 @@ def _find_calls(probe: _Probe) -> MarkedCalls:
     one = probe.calls(_call(0, values))
     try:
         two = probe.calls(_call(0, values), _call(1, values))
-    except _NotFoundError:
+    except NotSupportedError:
         two = ""
     if _NAMES[1] not in two:
         two = ""
@@ -149,7 +145,7 @@ def _find_calls(probe: _Probe) -> MarkedCalls:
         return _named_json_calls(probe, one, two)
     if _KEYS[0] in one and _VALUES[0] in one:
         return _tagged_calls(probe, one, two)
-    raise _NotFoundError("the template shows the arguments of calls in no known form")
+    raise NotSupportedError("the template shows the arguments of calls in no known form")
 
 
 Texts = tuple[str, str | None, str]
@@ -184,7 +180,7 @@ def _object_span(text: str, inside: int) -> tuple[int, int]:
         if end > inside:
             return at, end
         at = text.find("{", at + 1)
-    raise _NotFoundError("the template shows calls in something like JSON that is none")
+    raise NotSupportedError("the template shows calls in something like JSON that is none")
 
 
 def _json_body(text: str) -> JsonCall:
@@ -201,7 +197,7 @@ def _json_body(text: str) -> JsonCall:
         elif (isinstance(value, str) and any(one in value for one in _IDS)) or key.endswith("id"):
             keys["id"] = key
     if not keys["name"] or not keys["arguments"]:
-        raise _NotFoundError("the template shows calls as JSON without a name or arguments")
+        raise NotSupportedError("the template shows calls as JSON without a name or arguments")
     order = list(flat)
     is_last = bool(keys["id"]) and order.index(keys["id"]) > order.index(keys["arguments"])
     return JsonCall(keys["name"], keys["arguments"], keys["id"], is_id_last=is_last)
@@ -268,7 +264,7 @@ def _tagged_arguments(
         return TaggedArguments(key_start, key_end, value_end)
     words = re.fullmatch(r"(.*?\")(\w+)(\".*)", key_end, re.S)
     if not words or not other.startswith(words[1]) or not other.endswith(words[3]):
-        raise _NotFoundError("the template marks arguments of different types in different ways")
+        raise NotSupportedError("the template marks arguments of different types in different ways")
     return TaggedArguments(key_start, words[1], value_end, words[3], words[2])
 
 
@@ -279,7 +275,7 @@ def _marked(kind: str, body: JsonCall | NamedCall, texts: Texts, probe: _Probe) 
         before = ""
     before = _without_thoughts(before, probe)
     if not before.strip() and not isinstance(body, JsonCall):
-        raise _NotFoundError("no marker before a call distinguishes it from content")
+        raise NotSupportedError("no marker before a call distinguishes it from content")
     after = _without_turn_end(after, probe.message_end)
     if between is None:
         return MarkedCalls(kind, body, before.lstrip(), after.rstrip(), is_parallel=False)

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from headstart.structures.prefix import num_begun
 from headstart.text.toolcalls.argument_types import property_of, types_of
-from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
+from headstart.text.toolcalls.events import AnswerEvent, CallArguments, Content, Thoughts, ToolCall
 
 
 class Tools(dict[str, Mapping[str, Any]]):
@@ -99,7 +99,7 @@ class AnswerReader:
     def begin_call(self, name: str, call_id: str = "") -> None:
         """Emit the start of a call."""
         self.commit()
-        self._events.append(CallBegin(self.num_calls, name, call_id))
+        self._events.append(ToolCall(self.num_calls, name, call_id))
         self.num_calls += 1
 
     def arguments(self, text: str) -> None:
@@ -111,7 +111,7 @@ class AnswerReader:
         if not event.text:
             return
         last = self._events[-1] if self._events else None
-        if type(last) is type(event):  # a further call begins with a CallBegin
+        if type(last) is type(event):  # a further call begins with a ToolCall
             event = replace(event, text=last.text + event.text)
             self._events.pop()
         self._events.append(event)

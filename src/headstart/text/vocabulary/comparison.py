@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,31 +24,28 @@ _ROLES: tuple[frozenset[bytes], ...] = tuple(
 )
 
 
-class TranslationMode(Enum):
-    """How tokens of the target become tokens of the draft and back."""
-
-    IDENTICAL = "identical"  # the ids mean the same
-    SHARED = "shared"  # ids are mapped; the few without a partner are translated by text
-    TEXT = "text"  # everything is translated by text
+Mode = Literal["identical", "shared", "text"]
+"""How tokens of the target become tokens of the draft and back: the ids mean the same; ids are
+mapped, and the few without a partner translated by text; everything is translated by text."""
 
 
 Map = NDArray[np.int32]
 """Partners of the tokens of a vocabulary; -1 for a token without one"""
 
 
-def compare(target: VocabTable, draft: VocabTable) -> tuple[TranslationMode, Map, Map]:
+def compare(target: VocabTable, draft: VocabTable) -> tuple[Mode, Map, Map]:
     """Choose a mode; also returns the partners of the target's and of the draft's tokens."""
     if _is_identical(target, draft):
         common = min(target.size, draft.size)
         to_draft, to_target = np.full(target.size, -1, np.int32), np.full(draft.size, -1, np.int32)
         to_draft[:common] = to_target[:common] = np.arange(common)
-        return TranslationMode.IDENTICAL, to_draft, to_target
+        return "identical", to_draft, to_target
     to_draft, to_target = _map(target, draft), _map(draft, target)
     # all of a small vocabulary may map into a much larger one, but not the reverse: both shares
     # count
     # below 90 % acceptance falls fast (vLLM #38174: 99.8 % overlap 61 % accepted, 79.8 % 25 %)
     is_shared = min(np.mean(to_draft >= 0), np.mean(to_target >= 0)) >= 0.9
-    return TranslationMode.SHARED if is_shared else TranslationMode.TEXT, to_draft, to_target
+    return "shared" if is_shared else "text", to_draft, to_target
 
 
 def _is_identical(target: VocabTable, draft: VocabTable) -> bool:

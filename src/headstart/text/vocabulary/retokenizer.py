@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 from headstart.structures.prefix import common_prefix_length
@@ -21,14 +20,8 @@ from headstart.text.vocabulary.table import Encoder, num_incomplete
 LOOKBEHIND = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A state for `restore`. Tokens before `start` never change after it was taken."""
-
-    start: int
-    base: int
-    window: bytes
-    partial: bytes
+Snapshot = tuple[int, int, bytes, bytes]
+"""A state for `restore`: start, base, window and partial. Tokens before its start do not change."""
 
 
 class Retokenizer:
@@ -82,14 +75,14 @@ class Retokenizer:
         self._start = len(self.tokens)
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(self._start, self._base, self._window, self.partial)
+        return self._start, self._base, self._window, self.partial
 
     def restore(self, snapshot: Snapshot) -> None:
         """Go back to an earlier state of this stream. O(window)."""
-        del self.tokens[snapshot.start :], self._ends[snapshot.start :]
-        self.num_stable = min(self.num_stable, snapshot.start)
-        self._start, self._base, self.partial = snapshot.start, snapshot.base, snapshot.partial
-        self._rewrite(snapshot.window)
+        self._start, self._base, window, self.partial = snapshot
+        del self.tokens[self._start :], self._ends[self._start :]
+        self.num_stable = min(self.num_stable, self._start)
+        self._rewrite(window)
 
     def _rewrite(self, window: bytes) -> None:
         if window == self._window and len(self.tokens) > self._start:

@@ -16,7 +16,6 @@ from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
 from headstart.structures.prefix import common_prefix_length
-from headstart.text.vocabulary.comparison import TranslationMode
 from headstart.text.vocabulary.draft_tokenizer import (
     DraftBuilder,
     DraftTokenizer,
@@ -54,7 +53,7 @@ class TranslatedSequence(DraftTokenizer):
         self.target_tokens: list[int] = []
         self._target = translator.target
         # ids are mapped, and tokens without a partner spelled one by one
-        self._is_mapped = translator.mode is TranslationMode.SHARED
+        self._is_mapped = translator.mode == "shared"
         # (number of target tokens, draft tokens, pending symbols) after each chunk
         self._snapshots: list[tuple[int, Snapshot, str]] = []
         self._restart()

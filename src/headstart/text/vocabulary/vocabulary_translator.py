@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.text.vocabulary.comparison import Map, TranslationMode, compare, pair_controls
+from headstart.text.vocabulary.comparison import Map, compare, pair_controls
 from headstart.text.vocabulary.draft_tokenizer import Preference
 from headstart.text.vocabulary.replacements import Pair, Replacements
 from headstart.text.vocabulary.retokenizer import LOOKBEHIND
@@ -42,9 +42,9 @@ class VocabularyTranslator:
         # partners of control tokens
         self.controls = pair_controls(self.target, self.draft, forward)
         self._target_controls = pair_controls(self.draft, self.target, backward)
-        is_identical = self.mode is TranslationMode.IDENTICAL
+        is_identical = self.mode == "identical"
         if self.replacements and not is_identical:
-            self.mode = TranslationMode.TEXT
+            self.mode = "text"
         # draft tokens for pending bytes: the caller removes those of the chosen one and calls again
         search = prefix_search(() if is_identical else self.draft.pieces)  # then none are pending
         self.allowed = lru_cache(maxsize=128)(search)
@@ -52,7 +52,7 @@ class VocabularyTranslator:
 
     def why_not(self) -> str | None:
         """Why drafts cannot be translated; None if they can."""
-        if self.mode is not TranslationMode.TEXT:
+        if self.mode != "text":
             return None
         for source, other, name in (
             (self.target, self.draft, "it"),
@@ -71,10 +71,10 @@ class VocabularyTranslator:
         """One line for the log and `/props`."""
         is_partner, pairs = self.to_target >= 0, len(self.replacements)
         described = (
-            f"{self.mode.value} vocabularies: {np.count_nonzero(is_partner)} of {len(is_partner)} "
+            f"{self.mode} vocabularies: {np.count_nonzero(is_partner)} of {len(is_partner)} "
             f"draft tokens ({is_partner.mean():.1%}) are also among the target's {self.target.size}"
         )
-        if not pairs or self.mode is not TranslationMode.TEXT:
+        if not pairs or self.mode != "text":
             return described
         return f"{described}; {pairs} marker{'s' * (pairs > 1)} replaced"
 

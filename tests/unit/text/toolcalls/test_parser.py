@@ -18,7 +18,6 @@ from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.events import (
     AnswerMessage,
     CallArguments,
-    CallBegin,
     Content,
     Thoughts,
     ToolCall,
@@ -101,7 +100,7 @@ def test_the_name_comes_first_and_the_arguments_in_pieces():
     parser = AnswerReader(AnswerFormat(calls=HERMES).read, Tools(TOOLS))
     text = call_text()
     events = [event for char in text for event in parser.feed(char)]
-    assert events[0] == CallBegin(0, "get_weather", "")
+    assert events[0] == ToolCall(0, "get_weather", "")
     assert len(events) > 10
     assert all(isinstance(event, CallArguments) for event in events[1:])
     assert parser.finish() == []
@@ -139,7 +138,7 @@ def test_broken_arguments_are_passed_on_as_they_are():
     assert [call.name for call in message.calls] == ["get_weather"]
     assert message.calls[0].arguments.startswith('{"city": ]')
     cut_off = read(AnswerFormat(calls=HERMES), [call_text()[:-20]])
-    assert cut_off.calls == [ToolCall("get_weather", "", '{"city": "P')]
+    assert cut_off.calls == [ToolCall(0, "get_weather", "", '{"city": "P')]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +158,7 @@ def test_broken_arguments_are_passed_on_as_they_are():
 def test_members_that_say_nothing_do_not_matter(members, arguments):
     text = f"<tool_call>{{{members}}}</tool_call>"
     assert read(AnswerFormat(calls=HERMES), list(text)).calls == [
-        ToolCall("get_weather", "", arguments)
+        ToolCall(0, "get_weather", "", arguments)
     ]
 
 
@@ -168,8 +167,8 @@ def test_an_id_of_the_model_is_the_calls():
         '[CALLS][{"name": "send", "arguments": {}, "id": "abc123456"}, {"name": "send", "id": 7}]'
     )
     assert read(AnswerFormat(calls=LIST), list(text)).calls == [
-        ToolCall("send", "abc123456", "{}"),
-        ToolCall("send", "7", "{}"),
+        ToolCall(0, "send", "abc123456", "{}"),
+        ToolCall(1, "send", "7", "{}"),
     ]
 
 
@@ -207,7 +206,7 @@ def test_arguments_written_twice_are_one_call():
     call = '{"name": "send", "arguments": {"to": 1}, "parameters": {"to": 2}, "id": null}'
     for text, calls in (("<tool_call>" + call, HERMES), (f"[CALLS][{call}]", LIST)):
         assert read(AnswerFormat(calls=calls), list(text)).calls == [
-            ToolCall("send", "", '{"to": 1}')
+            ToolCall(0, "send", "", '{"to": 1}')
         ]
 
 
@@ -242,14 +241,14 @@ def test_a_quote_without_end_hides_no_end_of_a_value(note, text):
 
 def test_a_call_may_have_no_arguments():
     assert read(AnswerFormat(calls=TAGGED), ["<call><f=send></f></call>"]).calls == [
-        ToolCall("send", "", "{}")
+        ToolCall(0, "send", "", "{}")
     ]
 
 
 def test_calls_without_markers_are_known_by_their_name():
     calls = AnswerFormat(calls=UNMARKED)
     text = '{"name": "get_weather", "parameters": {"city": "X"}}'
-    assert read(calls, list(text)).calls == [ToolCall("get_weather", "", '{"city": "X"}')]
+    assert read(calls, list(text)).calls == [ToolCall(0, "get_weather", "", '{"city": "X"}')]
     other = 'Use {"name": "x"} or {} here: {"a": 1}'
     assert read(calls, list(other)).events == [Content(other)]
 
@@ -322,7 +321,7 @@ def test_thoughts_are_events_of_their_own():
 def test_a_long_answer_is_not_copied_with_each_piece(piece):
     def seconds(num_pieces):
         message, started = AnswerMessage(), process_time()
-        message.add([CallBegin(0, "write")])
+        message.add([ToolCall(0, "write")])
         for _ in range(num_pieces):
             message.add([piece])
         assert len(message.events) == 2
@@ -347,7 +346,7 @@ def test_a_long_answer_is_not_copied_with_each_piece(piece):
 def test_what_was_read_of_a_call_is_not_kept(begun):
     """Else it would be copied with each further piece."""
     readers = [AnswerReader(one.read, Tools(TOOLS)) for one in FORMATS.values()]
-    ours = [one for one in readers if any(isinstance(e, CallBegin) for e in one.feed(begun))]
+    ours = [one for one in readers if any(isinstance(e, ToolCall) for e in one.feed(begun))]
     assert ours
     for reader in ours:
         for _ in range(3000):

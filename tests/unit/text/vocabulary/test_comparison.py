@@ -8,7 +8,7 @@ import pytest
 from tests.unit.text.vocabulary import real
 
 from headstart.testing import ByteVocab
-from headstart.text.vocabulary.comparison import TranslationMode, pair_controls
+from headstart.text.vocabulary.comparison import pair_controls
 from headstart.text.vocabulary.replacements import (
     DRAFT_BASE,
     TARGET_BASE,
@@ -47,7 +47,7 @@ class ShiftedVocab(ByteVocab):
 
 def test_embedded_models_of_one_vocabulary_are_identical() -> None:
     translator = real.translator("demo-target", "demo-draft")
-    assert translator.mode is TranslationMode.IDENTICAL
+    assert translator.mode == "identical"
     assert "(100.0%)" in translator.describe()
     assert min(translator.to_draft) >= 0
     assert translator.to_target.tolist() == list(range(real.vocab("demo-draft").size))
@@ -55,7 +55,7 @@ def test_embedded_models_of_one_vocabulary_are_identical() -> None:
 
 def test_embedded_draft_of_another_vocabulary_goes_by_text() -> None:
     translator = real.translator("demo-target", "demo-draft-other")
-    assert translator.mode is TranslationMode.TEXT
+    assert translator.mode == "text"
     assert "text vocabularies" in translator.describe()
 
 
@@ -76,7 +76,7 @@ def test_mostly_shared_vocabularies_are_mapped_and_the_rest_is_spelled() -> None
     translator = VocabularyTranslator(ByteVocab(), ShiftedVocab())
     sequence = translator.open()
     sequence.extend([*b"ab\tc", 256])
-    assert translator.mode is TranslationMode.SHARED
+    assert translator.mode == "shared"
     # no token for the tab at all
     assert sequence.draft_history == [255 - byte for byte in b"abc"] + [246]
     assert sequence.translate([255 - byte for byte in b"xy"] + [246]) == [*b"xy", 256]
@@ -89,7 +89,7 @@ def test_mostly_shared_vocabularies_are_mapped_and_the_rest_is_spelled() -> None
 def test_small_vocabulary_inside_a_larger_one_is_not_shared() -> None:
     translator = VocabularyTranslator(real.vocab("demo-target"), ByteVocab())
     assert (translator.to_target >= 0).mean() > 0.9
-    assert translator.mode is TranslationMode.TEXT
+    assert translator.mode == "text"
 
 
 def test_end_of_generation_finds_its_partner_by_role_or_by_the_users_word() -> None:
