@@ -6,11 +6,12 @@ import asyncio
 import gc
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from starlette.responses import StreamingResponse
 from tests.harness import Model, make_requests, make_scheduler
 from tests.server.fake_worker import HOLD, INFO, FakeWorker, say
 from tests.server.server_process import Server, until
@@ -243,12 +244,16 @@ def test_a_request_that_fails_leaves_no_stream_and_wrong_questions_are_named(cli
     assert "number of bytes" in error_of(resume(client, "n", "x"), 400)
 
 
+def begin(stream: KeptStream, chunks: AsyncIterator[bytes]) -> None:
+    stream.begin(StreamingResponse(chunks).stream_response(stream.send), "text/event-stream")
+
+
 async def end(stream: KeptStream, *chunks: bytes) -> None:
     async def answer():
         for chunk in chunks:
             yield chunk
 
-    stream.write(answer())
+    begin(stream, answer())
     assert sum([len(piece) async for piece in stream.read()]) == sum(map(len, chunks))
 
 
@@ -260,7 +265,7 @@ async def test_streams_belong_to_their_tenant_and_keep_their_newest_bytes():
             yield b"x" * (1 << 20)
 
     long = streams.begin("a", "long")
-    long.write(chunks(5))
+    begin(long, chunks(5))
     pieces = [piece async for piece in long.read(1 << 20)]
     assert (sum(map(len, pieces)), {*map(len, pieces)}) == (4 << 20, {PIECE_BYTES})
     assert (long.num_bytes, long.num_dropped) == (5 << 20, 1 << 20)

@@ -83,9 +83,13 @@ class Connection(asyncio.Protocol):
         return self.status >= 200  # below are interim answers
 
     @property
-    def is_event_stream(self) -> bool:
+    def media_type(self) -> str:
         kinds = [value for name, value in self.headers if name == b"content-type"]
-        return any(b"text/event-stream" in kind for kind in kinds)
+        return b",".join(kinds).decode("latin-1")
+
+    @property
+    def is_event_stream(self) -> bool:
+        return "text/event-stream" in self.media_type
 
     @property
     def can_be_reused(self) -> bool:

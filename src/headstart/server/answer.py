@@ -18,7 +18,7 @@ from headstart.server import sse
 from headstart.server.answer_numbers import timings
 from headstart.server.body import HEADER
 from headstart.server.dialect import Choice, Chunk, Dialect
-from headstart.server.errors import ApiError, error_body, log_failure, shaped
+from headstart.server.errors import error_body, log_failure, shaped
 from headstart.server.event_stream import EventStream, num_alternatives
 from headstart.server.kept_streams import KeptStreams
 from headstart.server.prompts import Prompt
@@ -93,21 +93,13 @@ async def _kept(http: HttpRequest, prepare: Callable[[], Dialect], conversation:
     """
     service, tenant = service_of(http), caller_of(http.scope).tenant
     streams: KeptStreams = http.app.state.streams
-    kept = streams.begin(tenant, conversation)
-    try:
+    with streams.beginning(tenant, conversation) as kept:
         dialect = await service.prompt_threads.run_for(http.scope, kept.receive, prepare)
         if streams.find(tenant, conversation) is not kept:  # stopped when it was just prepared
             raise ClientDisconnect
-        kept.media_type = dialect.media_type
         _, chunks = await _begin_stream(http, dialect, kept.receive)
-    except BaseException as error:
-        if streams.find(tenant, conversation) is kept:  # not the next request's
-            streams.stop(tenant, conversation)
-        if isinstance(error, ClientDisconnect):
-            raise ApiError(409, "this answer was stopped before it began") from error
-        raise
-    kept.write(chunks)
-    return StreamingResponse(kept.read(), media_type=dialect.media_type, headers=sse.HEADERS)
+        kept.begin(StreamingResponse(chunks).stream_response(kept.send), dialect.media_type)
+    return kept.response()
 
 
 async def _submit(

@@ -91,6 +91,7 @@ def create_app(
     routes.append(_openapi_route([*endpoints(), *extras.endpoints()]))
     app = Starlette(routes=routes, lifespan=lifespan)
     app.state.service, app.state.events = service, feed
+    app.state.threads = service.prompt_threads
     app.state.streams = kept_streams.KeptStreams()
     app.state.responses = responses.ResponseStore(
         config.tenant_responses, config.tenant_responses_mb << 20

@@ -116,31 +116,25 @@ async def read_body(request: HttpRequest, schema: type[B]) -> B:
     return await off_loop(request, lambda: parse_body(data, schema, kind))
 
 
-async def off_loop(request: HttpRequest, function: Callable[[], T]) -> T:
+async def off_loop(
+    request: HttpRequest, function: Callable[[], T], tenant: str | None = None
+) -> T:
     """Return `function()`, computed in a thread if the body of the request is long.
 
-    Raises:
-        CapacityError: too many bodies are queued.
-    """
-    threads: Threads = request.app.state.service.prompt_threads
-    tenant = caller_of(request.scope).tenant
-    return await parse_off_loop(await request.body(), lambda _: function(), threads, tenant)
-
-
-async def parse_off_loop(
-    body: bytes, parse: Callable[[bytes], T], threads: Threads, tenant: str
-) -> T:
-    """Return `parse(body)`, computed in a thread if the body is long.
+    Args:
+        tenant: whose turn it takes; by default the sender's.
 
     Raises:
         CapacityError: too many bodies are queued.
     """
-    if len(body) <= 1 << 16:  # faster than handing over to a thread
-        return parse(body)
-    return await threads.run(lambda: _parse_long(body, parse), tenant)
+    if len(await request.body()) <= 1 << 16:  # faster than handing over to a thread
+        return function()
+    threads: Threads = request.app.state.threads
+    tenant = caller_of(request.scope).tenant if tenant is None else tenant
+    return await threads.run(lambda: _parse_long(function), tenant)
 
 
-def _parse_long(body: bytes, parse: Callable[[bytes], T]) -> T:
+def _parse_long(parse: Callable[[], T]) -> T:
     """Parse one body at a time, without garbage collection.
 
     Parsing holds the interpreter's lock and takes memory; looking for cycles, which JSON cannot
@@ -150,7 +144,7 @@ def _parse_long(body: bytes, parse: Callable[[bytes], T]) -> T:
         was_enabled = gc.isenabled()
         gc.disable()
         try:
-            return parse(body)
+            return parse()
         finally:
             if was_enabled:
                 gc.enable()

@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from pydantic import Field
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
@@ -36,7 +38,7 @@ routes = Routes()
 
 
 class KeptStream:
-    """The chunks written so far and the writing task; acts as the client of the answer."""
+    """The client of an answer, which keeps what was sent so far."""
 
     def __init__(self, conversation_id: str, keep: Callable[[], object]) -> None:
         """`keep` is called at the end, unless the stream is stopped."""
@@ -58,23 +60,31 @@ class KeptStream:
     def held_bytes(self) -> int:
         return max(PIECE_BYTES, len(self.data))
 
+    @property
+    def has_begun(self) -> bool:
+        return self._writer is not None
+
     async def receive(self) -> Message:
         """ASGI's `receive`: reports a disconnect when the stream is stopped."""
         await self._stopped.wait()
         return {"type": "http.disconnect"}
 
-    def write(self, chunks: AsyncIterator[bytes]) -> None:
-        """Collect these chunks as they come."""
-        self._writer = asyncio.create_task(self._write(chunks))
+    async def send(self, message: Message) -> None:
+        """ASGI's `send`: keeps the body."""
+        self.data += message.get("body", b"")
+        if (excess := len(self.data) - (4 << 20)) > 0:  # drop the start
+            del self.data[:excess]
+            self.num_dropped += excess
+        self._wake_readers()
 
-    async def _write(self, chunks: AsyncIterator[bytes]) -> None:
+    def begin(self, answer: Coroutine[None, None, None], media_type: str) -> None:
+        """Run `answer`, which sends to this stream."""
+        self.media_type = media_type
+        self._writer = asyncio.create_task(self._run(answer))
+
+    async def _run(self, answer: Coroutine[None, None, None]) -> None:
         try:
-            async for chunk in chunks:
-                self.data += chunk
-                if (excess := len(self.data) - (4 << 20)) > 0:  # drop the start
-                    del self.data[:excess]
-                    self.num_dropped += excess
-                self._wake_readers()
+            await answer
         finally:
             self._end()
 
@@ -83,7 +93,7 @@ class KeptStream:
         self._stopped.set()
         if self.timer is not None:
             self.timer.cancel()
-        elif self._writer is None:
+        elif not self.has_begun:
             self._end()
 
     def _end(self) -> None:
@@ -96,8 +106,12 @@ class KeptStream:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def read(self, start: int = 0) -> AsyncIterator[bytes]:
+    def response(self, start: int = 0) -> Response:
         """All bytes from `start` on, in pieces, including future ones."""
+        return StreamingResponse(self.read(start), media_type=self.media_type, headers=sse.HEADERS)
+
+    async def read(self, start: int = 0) -> AsyncIterator[bytes]:
+        """The pieces of `response`."""
         while (at := start - self.num_dropped) >= 0:
             if chunk := bytes(self.data[at : at + PIECE_BYTES]):
                 start += len(chunk)
@@ -121,6 +135,22 @@ class KeptStreams:
         keep = partial(self._keep, tenant, conversation_id)
         stream = self._streams[tenant, conversation_id] = KeptStream(conversation_id, keep)
         return stream
+
+    @contextmanager
+    def beginning(self, tenant: str, conversation_id: str) -> Iterator[KeptStream]:
+        """A new stream; forgotten unless its answer begins in this context.
+
+        Raises:
+            ApiError: it was stopped before.
+        """
+        stream = self.begin(tenant, conversation_id)
+        try:
+            yield stream
+        except ClientDisconnect as error:
+            raise ApiError(409, "this answer was stopped before it began") from error
+        finally:
+            if not stream.has_begun and self.find(tenant, conversation_id) is stream:
+                self.stop(tenant, conversation_id)
 
     def _keep(self, tenant: str, conversation_id: str) -> None:
         """Keep a finished stream for a while. The tenant that holds most makes room."""
@@ -185,8 +215,7 @@ async def resume_stream(http: HttpRequest) -> Response:
         raise wrong_value("from", start, "a number of bytes")
     if int(start) < stream.num_dropped:
         raise RequestError(f"the first {stream.num_dropped} bytes of the stream are gone")
-    chunks = stream.read(int(start))
-    return StreamingResponse(chunks, media_type=stream.media_type, headers=sse.HEADERS)
+    return stream.response(int(start))
 
 
 @routes.delete("/v1/stream", answer="nothing")

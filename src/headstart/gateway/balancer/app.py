@@ -28,6 +28,7 @@ from headstart.server.errors import ApiError
 from headstart.server.guard import Guard, load_keys
 from headstart.server.listen import run, uvicorn_config
 from headstart.server.routing import json_response
+from headstart.server.threads import Threads
 from headstart.types.errors import CapacityError, ConfigError
 
 
@@ -48,6 +49,7 @@ def create_app(
     """
     proxy = Proxy(config.timeout)
     forward = Routing(fleet, proxy, options, TENANT_HEADER.lower() if watch else "")
+    threads = Threads("bodies", 1, max_waiting=256)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -60,7 +62,7 @@ def create_app(
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            forward.threads.close()
+            threads.close()
             proxy.close()
 
     app = Starlette(
@@ -71,7 +73,7 @@ def create_app(
         ],
         lifespan=lifespan,
     )
-    app.state.fleet = fleet
+    app.state.fleet, app.state.threads = fleet, threads
     app.state.has_keys = bool(config.api_key or config.api_key_file)
     app.state.trusts_local = watch is None
     app.router.default = forward

@@ -22,9 +22,9 @@ from headstart.gateway.balancer.options import RoutingOptions
 from headstart.gateway.balancer.replica import Flight, Replica
 from headstart.gateway.proxy import Backend, ProxiedRequest, Proxy
 from headstart.gateway.upstream import Connection
-from headstart.server.body import parse_off_loop
+from headstart.server.body import off_loop
 from headstart.server.errors import ApiError
-from headstart.server.threads import Threads, unless_left
+from headstart.server.threads import unless_left
 from headstart.structures.tenants import caller_of
 from headstart.types.errors import BackendError, CapacityError
 
@@ -50,12 +50,12 @@ class Routing:
     ) -> None:
         self._fleet, self._proxy, self._options = fleet, proxy, options
         self._tenant_header = tenant_header
-        self.threads = Threads("bodies", 1, max_waiting=256)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        request = ProxiedRequest.of(scope, await HttpRequest(scope, receive).body())
+        http = HttpRequest(scope, receive)
+        request = ProxiedRequest.of(scope, await http.body())
         tenant = caller_of(scope).tenant
         if not self._tenant_header:
             tenant = tenant or _tenant_by(_key_headers(request))
@@ -63,8 +63,7 @@ class Routing:
         if found := _STORED.match(scope["path"]):
             asked = Asked(needs=found[1])
         elif request.method == "POST":
-            parse = partial(read, tenant=tenant)
-            asked = await parse_off_loop(request.body, parse, self.threads, tenant)
+            asked = await off_loop(http, partial(read, request.body, tenant), tenant)
         if asked.text and self._fleet.is_full(self._options.max_waiting):
             raise self._overload()
         flight, answer = await self._open(request, asked, tenant, receive)

@@ -20,7 +20,7 @@ from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.pooled_model import LOADING, UNLOADED, PooledModel
 from headstart.gateway.router.presets import CACHE, ModelPreset
 from headstart.server import sse
-from headstart.server.body import parse_off_loop, read_object
+from headstart.server.body import off_loop, read_object
 from headstart.server.errors import ApiError, shorten
 from headstart.server.ollama_dialect import (
     OLLAMA_VERSION,
@@ -29,8 +29,6 @@ from headstart.server.ollama_dialect import (
     model_details,
 )
 from headstart.server.routing import json_response
-from headstart.server.threads import Threads
-from headstart.structures.tenants import caller_of
 from headstart.types.errors import ModelError
 
 ReadPresets = Callable[[], Sequence[ModelPreset]]
@@ -57,7 +55,6 @@ class OwnRoutes:
         self._read_presets, self._settings = read_presets, settings
         self._started_at = time.time()
         self._downloads = Downloads(store, pool.events, self.reload)
-        self._threads = Threads("bodies", 1, max_waiting=256)
         self._listeners = Counter[str]()  # to /models/sse, by tenant
 
     def all(self) -> list[Route]:
@@ -82,7 +79,6 @@ class OwnRoutes:
     async def close(self) -> None:
         """End all downloads."""
         await self._downloads.close()
-        self._threads.close()
 
     async def reload(self) -> None:
         """Read again which models there are.
@@ -100,13 +96,7 @@ class OwnRoutes:
             CapacityError: too many bodies are queued.
         """
         body, kind = await http.body(), http.headers.get("content-type", "")
-        if not body:
-            return None
-
-        def read(body: bytes) -> object:
-            return read_object(body, kind).get("model")
-
-        return await parse_off_loop(body, read, self._threads, caller_of(http.scope).tenant)
+        return await off_loop(http, lambda: read_object(body, kind).get("model")) if body else None
 
     def props(self) -> dict[str, Any]:
         """Properties of the router; with ?model= the model's server answers instead."""

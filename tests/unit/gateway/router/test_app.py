@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from contextlib import asynccontextmanager
 
 import httpx2
@@ -13,10 +12,10 @@ from tests.unit.gateway.backends import REFUSED, note_threads, running
 from tests.unit.gateway.router.fakes import FakeChildren, FakeStore, loaded, pool_of, preset, use
 
 from headstart.config import Config, RouterConfig, ServerConfig
+from headstart.gateway.router import app as app_module
 from headstart.gateway.router import listing
-from headstart.gateway.router.app import MAX_WAITING, Streams, create_app
+from headstart.gateway.router.app import create_app
 from headstart.server import sse
-from headstart.types.errors import CapacityError
 
 PROMPT = {"prompt": "a"}
 
@@ -27,12 +26,14 @@ class Echo:
     def __init__(self) -> None:
         self.go_on = asyncio.Event()
         self.tenants: list[str] = []
+        self.conversations: list[bytes | None] = []
 
     async def __call__(self, scope, receive, send):
         message = await receive()
         headers = dict(scope["headers"])
         if scope["method"] == "POST":
             self.tenants.append(headers.get(b"x-headstart-tenant", b"?").decode())
+            self.conversations.append(headers.get(b"x-conversation-id"))
         is_stream = scope["path"] in ("/v1/events", "/v1/wait")
         kind = b"text/event-stream" if is_stream else b"application/json"
         start = {"status": 200, "headers": [(b"content-type", kind)]}
@@ -77,30 +78,40 @@ async def status_of(client, name):
     return next(one["status"] for one in listed if one["id"] == name)
 
 
-async def test_the_stream_of_a_conversation_is_where_its_model_is() -> None:
+async def test_the_stream_of_a_conversation_is_kept_from_before_its_model_is_loaded() -> None:
     name, ask = {"X-Conversation-Id": "c::a"}, {"model": "a"} | PROMPT
-    stream = "/v1/stream?conv_id=c::a"
+    stream, names = "/v1/stream?conv_id=c::a", {"conversation_ids": ["c"]}
     async with router("a", "b") as routed:
         client = routed.client
         assert (await client.get(stream)).status_code == 404
         assert (await client.get("/v1/stream")).status_code == 400
         routed.children.gate.clear()
-        waiting = asyncio.create_task(client.post("/completion", json=ask, headers=name))
+        waiting = asyncio.create_task(client.post("/v1/wait", json=ask, headers=name))
         while not routed.children.log:
             await asyncio.sleep(0.01)
-        assert (await client.get(stream)).status_code == 503
         assert (await client.delete(stream)).status_code == 204
         stopped = await waiting
-        assert (stopped.status_code, "cancelled" in stopped.text) == (400, True)
+        assert (stopped.status_code, "stopped" in stopped.text) == (409, True)
+        assert (await client.get(stream)).status_code == 404
         with pytest.raises(httpx2.TimeoutException):  # a client that leaves while it loads
-            await client.post("/completion", json=ask, headers=name, timeout=0.2)
+            await client.post("/v1/wait", json=ask, headers=name, timeout=0.2)
+        following = asyncio.create_task(client.get(stream))
         routed.children.gate.set()
-        while not routed.echo.tenants:
-            await asyncio.sleep(0.01)
-        assert (await client.get(stream)).json()["path"] == "/v1/stream"
-        assert (await client.post("/v1/streams/lookup", json={})).json() == list(
-            (await client.get(stream)).json()
-        )
+        routed.echo.go_on.set()
+        resumed = (await following).content
+        said = json.loads(resumed.removeprefix(b": hello\n\n"))
+        assert (said["path"], json.loads(said["body"])) == ("/v1/wait", ask)
+        assert routed.echo.conversations == [None]
+        (found,) = (await client.post("/v1/streams/lookup", json=names)).json()
+        assert (found["is_done"], found["total_bytes"]) == (True, len(resumed))
+
+
+async def test_an_answer_that_is_no_stream_is_passed_on_and_not_kept() -> None:
+    name = {"X-Conversation-Id": "c"}
+    async with router("a") as routed:
+        said = await routed.client.post("/completion", json={"model": "a"}, headers=name)
+        assert said.json()["path"] == "/completion"
+        assert (await routed.client.get("/v1/stream?conv_id=c")).status_code == 404
 
 
 async def test_a_post_goes_to_the_model_that_its_body_names() -> None:
@@ -370,27 +381,22 @@ async def test_the_router_has_metrics_of_its_own() -> None:
     assert "headstart_router_loads_total 2\n" in after
 
 
-async def test_a_tenant_with_very_many_conversations_has_no_other_s_forgotten() -> None:
-    async def loaded() -> None: ...
+async def test_few_requests_whose_clients_may_be_gone_wait_for_a_model(monkeypatch) -> None:
+    monkeypatch.setattr(app_module, "MAX_WAITING", 4)
+    one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+    async with router("a", server=ServerConfig(api_key="one,two")) as routed:
+        routed.children.gate.clear()
 
-    streams = Streams()
-    await streams.wait(("quiet", "c"), "a", loaded())
-    for number in range(4200):
-        await streams.wait(("loud", str(number)), "b", loaded())
-    assert streams.model_of(("quiet", "c")) == "a"
-    assert [streams.model_of(("loud", str(n))) for n in (0, 4199)] == ["", "b"]
+        async def ask(number: int, key: dict[str, str]) -> int:
+            name = key | {"X-Conversation-Id": str(number)}
+            answer = await routed.client.post("/x", json={"model": "a"}, headers=name)
+            return answer.status_code
 
-
-async def test_few_requests_whose_clients_may_be_gone_wait_for_a_model() -> None:
-    streams, is_loaded = Streams(), asyncio.Event()
-    waiting = [
-        asyncio.create_task(streams.wait(("loud", str(n)), "a", is_loaded.wait()))
-        for n in range(MAX_WAITING)
-    ]
-    await asyncio.sleep(0)
-    quiet = asyncio.create_task(streams.wait(("quiet", "c"), "a", is_loaded.wait()))
-    await asyncio.sleep(0)
-    is_loaded.set()
-    assert await quiet
-    done = await asyncio.gather(*waiting, return_exceptions=True)
-    assert Counter(map(type, done)) == {bool: MAX_WAITING // 2, CapacityError: MAX_WAITING // 2}
+        loud = [asyncio.create_task(ask(number, one)) for number in range(4)]
+        while sum(task.done() for task in loud) < 2:
+            await asyncio.sleep(0.01)
+        quiet = asyncio.create_task(ask(0, two))
+        await asyncio.sleep(0.05)
+        routed.children.gate.set()
+        assert sorted(await asyncio.gather(*loud)) == [200, 200, 503, 503]
+        assert await quiet == 200
