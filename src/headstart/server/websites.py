@@ -92,7 +92,7 @@ class WebsitePolicy:
         """Whether pages of this origin may send requests to this host, and read the answers."""
         if ANY in self._origins or origin in self._origins or _is_own(origin, host or ""):
             return True
-        return LOCALHOST in self._origins and _is_local(_host_of(origin))
+        return LOCALHOST in self._origins and is_local(_host_of(origin))
 
     def _check_host(self, host: str | None) -> None:
         if host is None or ANY in self._hosts:  # browsers always send one
@@ -100,7 +100,7 @@ class WebsitePolicy:
         name = _host_of(f"//{host}")
         # no website can have an IP address as name, a name without a dot, or one of these domains
         is_private = _is_address(name) or "." not in name or name.endswith(PRIVATE_DOMAINS)
-        if name in self._hosts or _is_local(name) or (name and is_private):
+        if name in self._hosts or is_local(name) or (name and is_private):
             return
         raise ApiError(
             403,
@@ -115,7 +115,7 @@ def _is_own(origin: str, host: str) -> bool:
     if page == host.lower():
         return True
     ports = {one.rpartition(":")[2] for one in (page, host)}
-    return len(ports) == 1 and all(_is_local(_host_of(f"//{one}")) for one in (page, host))
+    return len(ports) == 1 and all(is_local(_host_of(f"//{one}")) for one in (page, host))
 
 
 def _split(names: str | None) -> Iterable[str]:
@@ -133,7 +133,8 @@ def _host_of(origin: str) -> str:
         return ""
 
 
-def _is_local(name: str) -> bool:
+def is_local(name: str) -> bool:
+    """Whether it names this machine, or is one of its loopback addresses."""
     if name == LOCALHOST or name.endswith("." + LOCALHOST):
         return True
     return _is_address(name) and ipaddress.ip_address(name).is_loopback

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
@@ -13,7 +12,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Scope
 
 from headstart.config import Config, ServerConfig
 from headstart.gateway.balancer import health
@@ -29,6 +27,7 @@ from headstart.server.guard import Guard, load_keys
 from headstart.server.listen import run, uvicorn_config
 from headstart.server.routing import json_response
 from headstart.server.threads import Threads
+from headstart.server.websites import is_local
 from headstart.types.errors import CapacityError, ConfigError
 
 
@@ -93,7 +92,9 @@ async def _health(http: HttpRequest) -> Response:
 async def _obey(http: HttpRequest) -> Response:
     """List the backends, or drain or resume one: for clients with a key, or on this machine."""
     path, state = http.scope["path"], http.app.state
-    if not state.has_keys and not (state.trusts_local and _is_local(http.scope)):
+    client = http.scope.get("client")
+    is_here = client is None or is_local(client[0])
+    if not state.has_keys and not (state.trusts_local and is_here):
         raise ApiError(403, f"{path} is for this machine; start with --api-key to use it")
     fleet: Fleet = state.fleet
     match http.method, http.path_params["order"]:
@@ -110,14 +111,6 @@ async def _obey(http: HttpRequest) -> Response:
             known = ", ".join(fleet.replicas)
             raise ApiError(404, f"there is no backend {errors.shorten(name)}, only {known}")
     raise ApiError(404, f"there is no {http.method} {path} here")
-
-
-def _is_local(scope: Scope) -> bool:
-    client = scope.get("client")
-    try:
-        return client is None or ipaddress.ip_address(client[0]).is_loopback
-    except ValueError:
-        return False
 
 
 def serve(options: BalancerOptions, config: Config, announce: Callable[[str], None]) -> None:

@@ -44,12 +44,16 @@ class Fleet:
         return [one for one in self.replicas.values() if one.takes_requests]
 
     def order(self, asked: Asked) -> list[Replica]:
-        """The replicas to try, best first; empty while there is none."""
+        """The replicas to try, best first; empty while there is none. A stored response may be of
+        one that drains.
+        """
         num_answer = self.answer_tokens
         if asked.max_tokens is not None:
             num_answer = min(num_answer, asked.max_tokens)
         costs = {}
-        for one in self.available():
+        for one in self.replicas.values():
+            if not one.is_healthy or (one.is_draining and not asked.needs):
+                continue
             num_unread = self._num_unread(one, asked)
             costs[one.name] = expected_seconds(one.load(), one.prices, num_unread, num_answer)
         last = self._last.get(asked.conversation, ("",))[0]

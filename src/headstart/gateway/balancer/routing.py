@@ -86,11 +86,8 @@ class Routing:
         failure: BackendError | None = None
         may_crash = 1  # a request that ends one server may end them all
         is_busy = False
-        # of a stored response: the replica that has it answers, or the last for all unless one is
-        # busy or unhealthy, which may have it; the 400 of a body may be its own fault
-        has_lost = not all(one.is_healthy for one in self._fleet.replicas.values())
-        all_but_last = None if has_lost and not asked.text else -1
-        elsewhere = replicas[:all_but_last] if asked.needs else []
+        # an unhealthy replica may have a stored response; a 400 may be the body's own fault
+        is_sure = bool(asked.text) or all(one.is_healthy for one in self._fleet.replicas.values())
         num_tries = len(replicas) if asked.needs else 1 + self._options.retries
         wants_first = request.method not in ("GET", "HEAD")
         for replica in replicas[:num_tries]:
@@ -102,7 +99,7 @@ class Routing:
                 answer = await unless_left(receive, opening)
             except BackendError as error:
                 replica.fail(flight)
-                failure, elsewhere = error, replicas if asked.needs else []
+                failure = error
                 log.warning("%s; %s", error, "trying another" if len(replicas) > 1 else "giving up")
                 if not error.was_sent:
                     replica.lose(str(error))
@@ -116,9 +113,9 @@ class Routing:
                 raise
             # a healthy replica answers 503 if its queue is full or its engine restarts
             is_busy |= answer.status == 503
-            if asked.needs and is_busy:
-                elsewhere = replicas
-            is_elsewhere = answer.status in (400, 404) and replica in elsewhere
+            # then another may have the response; what the last one answers holds for all
+            is_last = replica is replicas[-1] and is_sure and not is_busy and failure is None
+            is_elsewhere = bool(asked.needs) and answer.status in (400, 404) and not is_last
             if answer.status != 503 and not is_elsewhere:
                 flight.has_begun = True
                 return flight, answer

@@ -284,6 +284,14 @@ async def test_a_stored_response_is_found_wherever_it_is() -> None:
         assert (await client.get("/v1/responses/resp-1/input_items")).headers["x-by"] == "b1"
 
 
+async def test_a_stored_response_of_a_draining_replica_is_found() -> None:
+    first, second = Scripted(), Scripted()
+    first.stored = "resp-1"
+    async with routed(first, second) as (client, fleet):
+        fleet.replicas["b0"].is_draining = True
+        assert (await client.get("/v1/responses/resp-1")).headers["x-by"] == "b0"
+
+
 @pytest.mark.parametrize("owner", [0, 1])
 async def test_a_stored_response_of_a_busy_replica_is_not_called_unknown(owner: int) -> None:
     both = Scripted(), Scripted()
