@@ -99,8 +99,7 @@ def test_a_head_that_came_at_once_has_the_same_limit(client):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    for name in ("HEAD_SECONDS", "PAUSE_SECONDS"):
-        monkeypatch.setattr(connections, name, 0.3)
+    monkeypatch.setattr(connections, "PAUSE_SECONDS", 0.3)
     with serving() as client:
         yield client
 

@@ -13,10 +13,10 @@ from typing import cast
 
 import httptools
 
+from headstart.server.connections import MAX_HEAD_BYTES
 from headstart.types.errors import BackendError
 
 MAX_BUFFERED = 2**18  # bytes of a body that are kept unread before the backend has to wait
-MAX_HEAD = 2**16  # bytes of a head, or of anything else between two pieces of a body
 
 
 class Connection(asyncio.Protocol):
@@ -131,7 +131,7 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self.close()
-        if self._num_unused > MAX_HEAD:  # httptools would keep an endless head
+        if self._num_unused > MAX_HEAD_BYTES:  # httptools would keep an endless head
             self.close()
         self._changed.set()
 

@@ -1,6 +1,6 @@
 """Limits on connections, which apply before any key is checked.
 
-Adds the usual limits of web servers to uvicorn's protocol: size of a head, time limits for a head,
+Adds the usual limits of web servers to uvicorn's protocol: size of a head, a time limit for a head,
 for the next piece of a body and for a client that does not read, and number of connections. A
 client over a limit gets an error if HTTP still allows one, and is disconnected.
 """
@@ -23,18 +23,17 @@ log = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_PIPELINED = 16  # requests of one connection queued behind earlier answers
-HEAD_SECONDS = 30.0  # from connecting to the end of a request's head
-PAUSE_SECONDS = 60.0  # between two pieces of a body, or without reading once the buffers are full
+# for a whole head, between two pieces of a body, and without reading once the buffers are full
+PAUSE_SECONDS = 60.0
 _LONG_HEAD = f"the head of the request is larger than {MAX_HEAD_BYTES >> 10} KiB; shorten it"
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """A connection with limits; `timeout` shortens the time limits."""
+    """A connection with limits; `timeout` shortens the time limit."""
 
     def __init__(self, *, max_connections: int, timeout: float, **rest: Any) -> None:
         super().__init__(**rest)
         self._max_connections = max_connections
-        self._head_seconds = min(HEAD_SECONDS, timeout)
         self._pause_seconds = min(PAUSE_SECONDS, timeout)
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
@@ -165,7 +164,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _wait_for_head(self) -> None:
         if self._running is None:
             self.idle_since = self.loop.time()
-        self._set_timer(self._head_seconds, self._head_is_late)
+        self._set_timer(self._pause_seconds, self._head_is_late)
 
     def _set_timer(self, seconds: float, late: Any) -> None:
         self._clear_timer()
@@ -182,7 +181,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.close()
             return
         self._refuse(
-            ApiError(408, f"no whole request head came within {self._head_seconds:g} seconds")
+            ApiError(408, f"no whole request head came within {self._pause_seconds:g} seconds")
         )
 
     def _body_is_late(self) -> None:

@@ -64,8 +64,7 @@ class EventStream:
         self._num_running = len(requests)
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()  # not set while `take` waits
-        self._waits_since = self._loop.time()
-        self._alarm: asyncio.TimerHandle | None = None
+        self._heard_at = self._loop.time()
         self._watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> EventStream:
@@ -79,8 +78,6 @@ class EventStream:
             self._cancel()
             raise
         self._watcher = asyncio.create_task(self._watch())
-        if self._max_silence is not None:
-            self._watch_silence(self._max_silence)
         return self
 
     async def __aexit__(
@@ -91,8 +88,6 @@ class EventStream:
     ) -> None:
         self._cancel()
         self.at_once = lambda index, event: False  # may reference the request's body
-        if self._alarm is not None:
-            self._alarm.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
@@ -112,9 +107,7 @@ class EventStream:
             HeadstartError: a request failed.
         """
         if not self._unread and self._failure is None:
-            self._changed.clear()
-            self._waits_since = self._loop.time()
-            await self._changed.wait()
+            await self._wait()
         if self._failure is not None and not self._unread:
             raise self._failure
         taken = [self._unread.popleft() for _ in range(min(len(self._unread), MOST_AT_ONCE))]
@@ -123,15 +116,18 @@ class EventStream:
             self._num_running -= isinstance(event, FinishEvent)
         return taken
 
-    def _watch_silence(self, max_silence: float) -> None:
-        """Wake `take` after this silence. One timer per wait would take 5 us per token."""
-        left = max_silence
-        if not self._changed.is_set():
-            left -= self._loop.time() - self._waits_since
-            if left <= 0.0:
-                self._changed.set()
-                left = max_silence
-        self._alarm = self._loop.call_later(left, self._watch_silence, max_silence)
+    async def _wait(self) -> None:
+        """Wait for an event that `at_once` does not handle, or for `max_silence`."""
+        self._changed.clear()
+        self._heard_at, silence = self._loop.time(), self._max_silence
+        while not self._changed.is_set():
+            heard_at = self._heard_at
+            try:
+                async with asyncio.timeout_at(None if silence is None else heard_at + silence):
+                    await self._changed.wait()
+            except TimeoutError:
+                if self._heard_at == heard_at:  # nothing was handled at once since
+                    self._changed.set()
 
     def _deliver(self, index: int, event: Event | HeadstartError) -> None:
         if self._failure is not None:  # nothing is delivered after a failure
@@ -142,7 +138,7 @@ class EventStream:
         if not (self._changed.is_set() or isinstance(event, FinishEvent)):
             try:
                 if self.at_once(index, event):
-                    self._waits_since = self._loop.time()
+                    self._heard_at = self._loop.time()
                     return
             except Exception as error:
                 self._cancel()  # later events would be delivered without it

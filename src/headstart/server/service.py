@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -61,12 +61,7 @@ class ServedModel:
     @property
     def answer_format(self) -> AnswerFormat:
         """How the model writes reasoning and tool calls."""
-        return _format_of(self.template)
-
-
-@lru_cache(maxsize=4)
-def _format_of(template: ChatTemplate) -> AnswerFormat:
-    return find_format(template)
+        return find_format(self.template)
 
 
 @dataclass(slots=True)

@@ -8,12 +8,8 @@ import pytest
 from tests.unit.gateway.backends import writing
 
 from headstart.gateway.proxy import Backend, Proxy
-from headstart.gateway.upstream import (
-    MAX_BUFFERED,
-    MAX_HEAD,
-    Connection,
-    head_of,
-)
+from headstart.gateway.upstream import MAX_BUFFERED, Connection, head_of
+from headstart.server.connections import MAX_HEAD_BYTES
 from headstart.types.errors import BackendError
 
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: b\r\n\r\nhello"
@@ -107,7 +103,7 @@ async def test_an_endless_head_is_not_read_into_memory(answer) -> None:
         with pytest.raises(BackendError):
             await ask(connection)
         assert connection._num_unused <= 2**19, "what came in one read beyond the limit"
-        assert MAX_HEAD < 2**19
+        assert MAX_HEAD_BYTES < 2**19
 
 
 async def test_a_body_until_the_end_of_a_connection_that_we_end_is_not_whole() -> None:

@@ -13,7 +13,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from headstart.structures.prefix import common_prefix_length
@@ -29,6 +29,7 @@ _VALUES = ("vvv_first_val_v", "www_second_val_w")
 _IDS = ("call00001", "call00002")
 
 
+@lru_cache(maxsize=4)
 def find_format(template: ChatTemplate) -> AnswerFormat:
     """The format of a template's answers; `why_no_calls` if no call format was found.
 
