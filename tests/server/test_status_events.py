@@ -19,6 +19,7 @@ from tests.server.serving import error_of, events_of, serving
 from headstart.server import sse, status_events
 from headstart.server.answer_numbers import counterfactual
 from headstart.server.status_events import _speed, num_tokens
+from headstart.structures.tenants import Caller
 from headstart.types.report import Counters, DiskReport, SlotReport, WorkerReport
 from headstart.types.request import Request, TokenEvent, VerifiedDraft
 
@@ -114,7 +115,8 @@ def test_a_server_that_stops_ends_the_streams_at_once():
     async def listen() -> list[bytes]:
         feed._state = lambda report: {}  # type: ignore[method-assign]
         feed._service = SimpleNamespace(worker=FakeWorker())
-        stream = feed.listen()
+        scope = {"headstart.caller": Caller(), "path": "/events"}
+        stream = (await feed.response(scope)).body_iterator
         seen = [await anext(stream)]
         feed.stop()
         return [*seen, *[one async for one in stream]]

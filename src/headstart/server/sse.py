@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import orjson
-from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Scope
 
 from headstart.server.errors import ApiError
-from headstart.structures.tenants import caller_of, counted, may_take
+from headstart.structures.tenants import caller_of, may_take
 from headstart.types.errors import QuotaError
 
 DONE = b"data: [DONE]\n\n"
@@ -27,35 +28,74 @@ def event(data: Any, name: str = "") -> bytes:
     return head + b"data: " + orjson.dumps(data) + b"\n\n"
 
 
-class Listening(StreamingResponse):
-    """A stream without an end; counts as a listener until the client leaves."""
+class Broadcast:
+    """Endless streams of the same events, to a limited number of listeners. Belongs to one asyncio
+    loop.
+    """
 
-    def __init__(self, events: AsyncIterable[bytes], listeners: Counter[str], scope: Scope) -> None:
-        """`listeners`: number of listeners by tenant.
+    def __init__(self) -> None:
+        self._queues: dict[asyncio.Queue[Any], str] = {}  # of each listener, and its tenant
+        self._is_over = False
+
+    @property
+    def has_listeners(self) -> bool:
+        return bool(self._queues)
+
+    def listen(self, tenant: str = "") -> asyncio.Queue[Any]:
+        """Events from now on; None is the last."""
+        queue = asyncio.Queue[Any]()
+        if self._is_over:
+            queue.put_nowait(None)
+        self._queues[queue] = tenant
+        return queue
+
+    def tell(self, data: Any) -> None:
+        """Send an event to all listeners."""
+        for queue in self._queues:
+            queue.put_nowait(data)
+
+    def close(self) -> None:
+        """End all streams, which would keep the server from ending."""
+        self._is_over = True
+        self.tell(None)
+
+    def response(self, scope: Scope, first: Callable[[], bytes] = lambda: PING) -> Response:
+        """All events from now on, after `first`.
 
         Raises:
-            ApiError: there are too many.
+            ApiError: there are too many listeners.
             QuotaError: the tenant has used its share.
         """
-        caller = caller_of(scope)
-        self._listeners, self._tenant = listeners, caller.tenant
-        num, path = listeners[caller.tenant], scope["path"]
-        if caller.has_tenants and not may_take(listeners, caller.tenant, MAX_LISTENERS):
+        caller, path, held = caller_of(scope), scope["path"], Counter(self._queues.values())
+        if caller.has_tenants and not may_take(held, caller.tenant, MAX_LISTENERS):
             raise QuotaError(
                 "listeners",
-                f"you have {num} of {MAX_LISTENERS} places for clients of {path}, and as many must "
-                "stay free for other tenants; try again when one has left",
+                f"you have {held[caller.tenant]} of {MAX_LISTENERS} places for clients of {path}, "
+                "and as many must stay free for other tenants; try again when one has left",
                 RETRY_SECONDS,
             )
-        if listeners.total() >= MAX_LISTENERS:
+        if held.total() >= MAX_LISTENERS:
             raise ApiError(
                 503,
                 f"{MAX_LISTENERS} clients listen to {path}, and no more can; try again when one "
                 "has left",
                 retry_after=RETRY_SECONDS,
             )
-        super().__init__(events, media_type="text/event-stream", headers=HEADERS)
+        chunks = self._chunks(caller.tenant, first)
+        return StreamingResponse(chunks, media_type="text/event-stream", headers=HEADERS)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with counted(self._listeners, self._tenant):
-            await super().__call__(scope, receive, send)
+    async def _chunks(self, tenant: str, first: Callable[[], bytes]) -> AsyncIterator[bytes]:
+        queue = self.listen(tenant)
+        try:
+            yield first()
+            while True:
+                try:
+                    data = await asyncio.wait_for(queue.get(), 30)
+                except TimeoutError:
+                    yield PING
+                    continue
+                if data is None:
+                    return
+                yield event(data)
+        finally:
+            del self._queues[queue]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterable
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
+from starlette.types import Scope
 
 from headstart.server import sse
 from headstart.server.routing import Routes
@@ -30,7 +32,7 @@ routes = Routes()
 async def events(http: HttpRequest) -> Response:
     """Stream the state of slots, queue, speculation and memory, every two seconds."""
     feed: EventFeed = http.app.state.events
-    return sse.Listening(feed.listen(), feed.listeners, http.scope)
+    return await feed.response(http.scope)
 
 
 class EventFeed:
@@ -38,38 +40,36 @@ class EventFeed:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self.listeners: Counter[str] = Counter()  # by tenant
-        self._latest = b""  # state, rendered
-        self._changed = asyncio.Event()  # set by the next state, or at the end
-        self._is_stopped = False
+        self._listeners = sse.Broadcast()
         # counts of the last three minutes, for new listeners
         self._history: deque[Counts] = deque(maxlen=90)
 
-    async def listen(self) -> AsyncIterator[bytes]:
-        """The state and the last minutes, then each new state; a slow listener skips some."""
-        history = {"history": [*self._history]}
-        yield sse.event(self._state(await self._service.worker.report()) | history)
-        while True:
-            await self._changed.wait()
-            if self._is_stopped:
-                return
-            yield self._latest
+    async def response(self, scope: Scope) -> Response:
+        """The state and the last minutes, then each new state.
+
+        Raises:
+            ApiError: there are too many listeners.
+            QuotaError: the tenant has used its share.
+        """
+        report = await self._service.worker.report()
+
+        def first() -> bytes:
+            return sse.event(self._state(report) | {"history": [*self._history]})
+
+        return self._listeners.response(scope, first)
 
     async def run(self) -> None:
         """Create states while there are listeners, and keep the counts of the last minutes."""
         while True:
             report = await self._service.worker.report()
-            if self.listeners:
-                self._latest = sse.event(self._state(report))
-                self._changed.set()
-                self._changed = asyncio.Event()
+            if self._listeners.has_listeners:
+                self._listeners.tell(orjson.Fragment(orjson.dumps(self._state(report))))
             self._history.append(_counts(time.time(), report))
             await asyncio.sleep(SECONDS)
 
     def stop(self) -> None:
         """End all streams."""
-        self._is_stopped = True
-        self._changed.set()
+        self._listeners.close()
 
     def _state(self, report: WorkerReport) -> dict[str, Any]:
         now = time.time()

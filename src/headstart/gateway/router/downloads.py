@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
@@ -13,39 +12,6 @@ from typing import Any, Protocol
 from headstart.server.errors import ApiError
 from headstart.structures.system import own_group
 from headstart.types.errors import ConfigError, ModelError
-
-
-class Broadcast:
-    """One queue per listener. Belongs to one asyncio loop."""
-
-    def __init__(self) -> None:
-        self._queues: set[asyncio.Queue[Mapping[str, Any] | None]] = set()
-        self._is_over = False
-        self.num_told = Counter[tuple[str, str]]()  # by event, and the status in it
-
-    def listen(self) -> asyncio.Queue[Mapping[str, Any] | None]:
-        """Events from now on; None is the last."""
-        queue: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
-        if self._is_over:
-            queue.put_nowait(None)
-        self._queues.add(queue)
-        return queue
-
-    def stop_listening(self, queue: asyncio.Queue[Mapping[str, Any] | None]) -> None:
-        self._queues.discard(queue)
-
-    def tell(self, event: str, model: str, data: Mapping[str, Any] | None = None) -> None:
-        """Send an event to all listeners."""
-        self.num_told[event, str((data or {}).get("status", ""))] += 1
-        message = {"model": model, "event": event} | ({"data": data} if data is not None else {})
-        for queue in self._queues:
-            queue.put_nowait(message)
-
-    def close(self) -> None:
-        """End all streams of events, which would keep the server from ending."""
-        self._is_over = True
-        for queue in self._queues:
-            queue.put_nowait(None)
 
 
 log = logging.getLogger(__name__)
@@ -72,10 +38,14 @@ class Downloads:
     """All downloads of a router; `reload` reads which models there are. For one asyncio loop."""
 
     def __init__(
-        self, store: ModelStore, events: Broadcast, reload: Callable[[], Awaitable[None]]
+        self,
+        store: ModelStore,
+        tell: Callable[[str, str, Mapping[str, Any]], None],
+        reload: Callable[[], Awaitable[None]],
     ) -> None:
+        """`tell`: reports an event of a model, with its data."""
         self.store = store
-        self._events, self._reload = events, reload
+        self._tell, self._reload = tell, reload
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     @property
@@ -131,10 +101,10 @@ class Downloads:
             del self._tasks[name]
             if failure:
                 log.warning("%s was not downloaded: %s", name, failure)
-                self._events.tell("download_failed", name, {"message": failure})
+                self._tell("download_failed", name, {"message": failure})
             else:
                 log.info("downloaded %s", name)
-                self._events.tell("download_finished", name, {})
+                self._tell("download_finished", name, {})
 
     async def _download(self, name: str) -> str:
         """Download; return why it failed, or an empty text."""
@@ -155,7 +125,7 @@ class Downloads:
                 failure = said.get("error", failure)
                 if "source" in said:
                     part = {"done": said.get("done", 0), "total": said.get("total", 0)}
-                    self._events.tell("download_progress", name, {said["source"]: part})
+                    self._tell("download_progress", name, {said["source"]: part})
             code = await process.wait()
         finally:
             if process.returncode is None:

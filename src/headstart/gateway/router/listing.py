@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -19,7 +18,6 @@ from headstart.gateway.router.downloads import Downloads, ModelStore
 from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.pooled_model import LOADING, UNLOADED, PooledModel
 from headstart.gateway.router.presets import CACHE, ModelPreset
-from headstart.server import sse
 from headstart.server.body import off_loop, read_object
 from headstart.server.errors import ApiError, shorten
 from headstart.server.ollama_dialect import (
@@ -54,8 +52,7 @@ class OwnRoutes:
         self.config, self.pool = config, pool
         self._read_presets, self._settings = read_presets, settings
         self._started_at = time.time()
-        self._downloads = Downloads(store, pool.events, self.reload)
-        self._listeners = Counter[str]()  # to /models/sse, by tenant
+        self._downloads = Downloads(store, pool.tell, self.reload)
 
     def all(self) -> list[Route]:
         """Every route with its path."""
@@ -159,7 +156,7 @@ class OwnRoutes:
             except ModelError as error:
                 raise ApiError(400, str(error)) from error
             await self.reload()
-        self.pool.events.tell("model_remove", name, {})
+        self.pool.tell("model_remove", name, {})
         return json_response({"success": True})
 
     async def load(self, http: HttpRequest) -> Response:
@@ -180,7 +177,7 @@ class OwnRoutes:
 
     async def events(self, http: HttpRequest) -> Response:
         """Stream what happens to models."""
-        return sse.Listening(self._stream(), self._listeners, http.scope)
+        return self.pool.events.response(http.scope)
 
     async def ollama_version(self, http: HttpRequest) -> Response:
         """Tell clients of Ollama which version's API this is."""
@@ -228,22 +225,6 @@ class OwnRoutes:
             "can_remove": preset.source == CACHE,
             "needs": dict(model.needs),
         }
-
-    async def _stream(self) -> AsyncIterator[bytes]:
-        queue = self.pool.events.listen()
-        try:
-            yield sse.PING  # shows the client that the stream has begun
-            while True:
-                try:
-                    event = await asyncio.wait_for(queue.get(), 30)
-                except TimeoutError:
-                    yield sse.PING
-                    continue
-                if event is None:
-                    return
-                yield sse.event(event)
-        finally:
-            self.pool.events.stop_listening(queue)
 
     def _found(self, name: object) -> PooledModel:
         model = self.pool.find(name) if isinstance(name, str) else None

@@ -38,7 +38,7 @@ def _held(pool: Pool) -> Iterable[Sample]:
 def _counted(name: str, event: str, status: str, help: str) -> Metric[Pool]:
     """Number of events with this status."""
     key = event, status
-    return Metric(name, help, lambda pool: [({}, pool.events.num_told[key])])
+    return Metric(name, help, lambda pool: [({}, pool.num_told[key])])
 
 
 METRICS: list[Metric[Pool]] = [

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,7 +19,6 @@ from typing import Any
 
 from headstart.gateway.proxy import Backend
 from headstart.gateway.router.child import TENANT_HEADER, ChildProcess
-from headstart.gateway.router.downloads import Broadcast
 from headstart.gateway.router.pooled_model import (
     LOADED,
     LOADING,
@@ -28,6 +28,7 @@ from headstart.gateway.router.pooled_model import (
     PooledModel,
 )
 from headstart.gateway.router.presets import Estimate, ModelPreset
+from headstart.server.sse import Broadcast
 from headstart.types.errors import BackendError, CapacityError, HeadstartError
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class Pool:
     ) -> None:
         """`measure`: what a model would take if no other one were loaded."""
         self.events = Broadcast()
+        self.num_told = Counter[tuple[str, str]]()  # events, by name and the status in them
         self.models = {preset.name: PooledModel(preset) for preset in presets}
         self._limits = limits
         self._start_child, self._measure, self._clock = start, measure, clock
@@ -151,7 +153,13 @@ class Pool:
                 model.failure = ""
                 model.estimate = model.estimate if model.is_running else None
             model.preset = preset
-        self.events.tell("models_reload", "*")
+        self.tell("models_reload", "*")
+
+    def tell(self, event: str, model: str, data: Mapping[str, Any] | None = None) -> None:
+        """Report what happened to a model."""
+        self.num_told[event, str((data or {}).get("status", ""))] += 1
+        told = {"data": data} if data is not None else {}
+        self.events.tell({"model": model, "event": event} | told)
 
     async def close(self) -> None:
         """End all models."""
@@ -273,7 +281,7 @@ class Pool:
             case "loading":
                 stage = "text_model"  # the only stage of llama-server's that is reported
                 progress = {"stages": [stage], "current": stage, "value": state["progress"]}
-                self.events.tell(
+                self.tell(
                     "status_change", model.name, {"status": model.status, "progress": progress}
                 )
                 return
@@ -313,7 +321,7 @@ class Pool:
         """Note that a model cannot be loaded, before it was tried."""
         model.failure, model.exit_code = reason, 1
         log.error("%s: %s", model.name, reason)
-        self.events.tell("status_change", model.name, {"status": UNLOADED, "exit_code": 1})
+        self.tell("status_change", model.name, {"status": UNLOADED, "exit_code": 1})
         self._end_wait(model, BackendError(f"{model.name} could not be loaded: {reason}"))
 
     def _end_wait(self, model: PooledModel, error: HeadstartError | None = None) -> None:
@@ -335,7 +343,7 @@ class Pool:
         model.status = status
         # llama-server uses both names like this
         event = "model_status" if status == LOADING else "status_change"
-        self.events.tell(event, model.name, {"status": status, **data})
+        self.tell(event, model.name, {"status": status, **data})
 
     def _expire_later(self, model: PooledModel) -> None:
         if (seconds := model.preset.idle_seconds) is not None:
