@@ -30,11 +30,19 @@ async def watch(fleet: Fleet, proxy: Proxy, poll_seconds: float) -> None:
 
 
 async def _poll(replica: Replica, proxy: Proxy) -> None:
+    """Read its counts, which it does not give while it loads or restarts; without them, count the
+    requests that this balancer sent to it.
+    """
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
-            status, body, _ = await _get(replica, proxy, "/health")
-            if status == 200:
-                await _hear(replica, proxy)
+            status, body, headers = await _get(replica, proxy, "/metrics")
+            started = headers.get(b"process-start-time-unix", b"").decode("latin-1")
+            num_slots = replica.reported.num_slots
+            is_well = status < 500 or status == 501  # 501: it gives no counts
+            if is_well and replica.started_at != started:
+                props_status, props, _ = await _get(replica, proxy, "/props")
+                found = (_object(props) if props_status == 200 else {}).get("total_slots")
+                num_slots = found if isinstance(found, int) and found > 0 else Load().num_slots
     except (BackendError, TimeoutError) as error:
         replica.num_silent += 1
         is_silent = replica.num_silent >= PATIENCE
@@ -44,24 +52,13 @@ async def _poll(replica: Replica, proxy: Proxy) -> None:
             proxy.close_silent(replica.name, PATIENCE * ANSWER_SECONDS)
         return
     replica.num_silent = 0
-    if status != 200:
-        replica.lose(_message(body) or f"/health answers {status}")
-
-
-async def _hear(replica: Replica, proxy: Proxy) -> None:
-    """Read its counts; without them, count the requests that this balancer sent to it."""
-    status, body, headers = await _get(replica, proxy, "/metrics")
-    started = headers.get(b"process-start-time-unix", b"").decode("latin-1")
-    num_slots = replica.reported.num_slots
-    if replica.started_at != started:
-        props_status, props, _ = await _get(replica, proxy, "/props")
-        found = (_object(props) if props_status == 200 else {}).get("total_slots")
-        num_slots = found if isinstance(found, int) and found > 0 else Load().num_slots
+    if not is_well:
+        replica.lose(_message(body) or f"/metrics answers {status}")
+        return
     running, waiting = requests_of(body) if status == 200 else (len(replica.flights), 0)
-    load = Load(num_slots=num_slots, num_running=running, num_waiting=waiting)
     if not replica.is_healthy:
         log.info("%s is healthy", replica.name)
-    replica.hear(load, started)
+    replica.hear(Load(num_slots=num_slots, num_running=running, num_waiting=waiting), started)
 
 
 def requests_of(metrics: bytes) -> tuple[int, int]:
