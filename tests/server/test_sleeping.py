@@ -116,8 +116,8 @@ async def test_a_worker_that_is_closed_while_it_loads_leaves_no_error_behind() -
 async def test_a_request_that_comes_as_the_time_is_over_keeps_the_model() -> None:
     worker = client_of([])
     await worker.start()
-    timer = IdleTimer(worker, 60)
-    timer._sleep()
+    timer = IdleTimer(worker, 0)
+    timer.restart()
     async with timer.awake():
         await asyncio.sleep(0.01)
         assert worker.status == "ready"

@@ -153,7 +153,6 @@ class IdleTimer:
         self._worker = worker
         self._seconds = seconds
         self._num_running = 0
-        self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
     @asynccontextmanager
@@ -173,19 +172,16 @@ class IdleTimer:
 
     def restart(self) -> None:
         """Restart the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._sleep)
+        if self._task is not None:
+            self._task.cancel()
+        self._task = asyncio.create_task(self._sleep())
 
-    def _sleep(self) -> None:
-        self._task = asyncio.create_task(self._try())
-
-    async def _try(self) -> None:
-        if self._num_running:  # the last one restarts the timer
-            return
-        await self._worker.sleep()
-        if self._worker.status != "sleeping":  # requests are running, or the engine is restarting
-            self.restart()
+    async def _sleep(self) -> None:
+        while self._worker.status not in ("sleeping", "closed"):  # it may be restarting
+            await asyncio.sleep(self._seconds)
+            if self._num_running:  # the last one restarts the timer
+                return
+            await self._worker.sleep()
 
 
 def waking(app: ASGIApp, *, timer: IdleTimer) -> ASGIApp:
