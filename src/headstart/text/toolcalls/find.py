@@ -304,10 +304,7 @@ def _without_thoughts(text: str, probe: _Probe) -> str:
 
 def _without_turn_end(text: str, end: str) -> str:
     """Without the end-of-turn marker, which is not part of the text."""
-    length = 0
-    while length < min(len(text), len(end)) and text[-1 - length] == end[-1 - length]:
-        length += 1
-    cut = text[: len(text) - length]
+    cut = text[: len(text) - common_prefix_length(text[::-1], end[::-1])]
     return cut if not re.search(r"<[^<>]*$", cut) else text
 
 
