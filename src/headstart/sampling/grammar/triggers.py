@@ -8,7 +8,7 @@ from typing import NamedTuple
 from llguidance import LLTokenizer, TokenizerWrapper
 
 from headstart.structures.prefix import num_begun
-from headstart.text.vocabulary.table import Encoder, VocabTable, read_table
+from headstart.text.vocabulary.table import Encoder, VocabTable
 from headstart.types import Vocab
 from headstart.types.constraint import ThoughtMarks
 
@@ -43,8 +43,8 @@ class GrammarTokens:
     @classmethod
     def read(cls, vocab: Vocab) -> GrammarTokens:
         """Read a vocabulary: 0.5 to 2 seconds for a large one."""
-        table = read_table(vocab)
-        return cls(table, Encoder(vocab, table).encode)
+        encoder = Encoder(vocab)
+        return cls(encoder.table, encoder.encode)
 
     def __call__(self, text: bytes) -> list[int]:
         """Tokens that stand for exactly these bytes."""

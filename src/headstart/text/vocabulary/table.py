@@ -108,10 +108,10 @@ _MAX_SPELLED_BYTES = 32  # longest token tried when spelling
 class Encoder:
     """Tokenizes bytes as the vocabulary's own tokenizer would, but exactly."""
 
-    def __init__(self, vocab: Vocab, table: VocabTable) -> None:
-        self.table = table
+    def __init__(self, vocab: Vocab) -> None:
+        self.table = read_table(vocab)
         self._vocab = vocab
-        adds_space = table.join(self._tokenize(b"a")) != b"a"
+        adds_space = self.table.join(self._tokenize(b"a")) != b"a"
         self._anchor = _ANCHOR if adds_space else b""
         self._num_anchor_tokens = len(self._tokenize(_ANCHOR)) if adds_space else 0
         # Words repeat, and some pre-tokenizers cost 0.1 ms a call.

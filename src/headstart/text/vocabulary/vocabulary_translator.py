@@ -13,7 +13,7 @@ from headstart.text.vocabulary.comparison import Map, compare, pair_controls
 from headstart.text.vocabulary.draft_tokenizer import Preference
 from headstart.text.vocabulary.replacements import Pair, Replacements
 from headstart.text.vocabulary.retokenizer import LOOKBEHIND
-from headstart.text.vocabulary.table import Encoder, VocabTable, num_incomplete, read_table
+from headstart.text.vocabulary.table import Encoder, VocabTable, num_incomplete
 from headstart.text.vocabulary.translated_sequence import TranslatedSequence
 from headstart.types import Vocab
 
@@ -30,13 +30,11 @@ class VocabularyTranslator:
         Raises:
             ConfigError: a replacement pair has no left side.
         """
-        self.target: VocabTable = read_table(target)
-        self.draft: VocabTable = read_table(draft)
+        self.target_encoder, self.draft_encoder = Encoder(target), Encoder(draft)
+        self.target, self.draft = self.target_encoder.table, self.draft_encoder.table
         # target ids of the draft's tokens and vice versa
         self.mode, self.to_draft, self.to_target = compare(self.target, self.draft)
         self.replacements = Replacements(replacements, self.target, self.draft)
-        self.target_encoder = Encoder(target, self.target)
-        self.draft_encoder = Encoder(draft, self.draft)
         forward = self.replacements.single_tokens
         backward = {new: old for old, new in reversed(forward.items())}
         # partners of control tokens

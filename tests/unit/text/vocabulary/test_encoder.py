@@ -21,7 +21,7 @@ def encoder(request: pytest.FixtureRequest) -> Encoder:
     name = request.param
     if name not in real.DEMO and not real.has_fetched():
         pytest.skip(f"no vocabularies in {real.fetched_folder()}; run python tests/fetch_vocabs.py")
-    return Encoder(real.vocab(name), read_table(real.vocab(name)))
+    return Encoder(real.vocab(name))
 
 
 def test_tokens_stand_for_the_very_bytes_and_are_never_markers(encoder: Encoder) -> None:
@@ -70,7 +70,7 @@ class CarelessVocab(ByteVocab):
 
 def test_what_a_tokenizer_adds_or_drops_is_made_good() -> None:
     vocab = CarelessVocab()
-    encoder = Encoder(vocab, read_table(vocab))
+    encoder = Encoder(vocab)
     assert bytes(encoder.encode(b"b c")) == b"b c"
     assert bytes(encoder.encode(b"why? " * 30)) == b"why? " * 30
 

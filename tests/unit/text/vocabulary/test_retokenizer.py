@@ -10,7 +10,7 @@ from tests.unit.text.vocabulary.texts import random_text
 
 from headstart.testing import ByteVocab
 from headstart.text.vocabulary.retokenizer import LOOKBEHIND, Retokenizer
-from headstart.text.vocabulary.table import Encoder, read_table
+from headstart.text.vocabulary.table import Encoder
 
 
 class LossyVocab(ByteVocab):
@@ -26,7 +26,7 @@ class LossyVocab(ByteVocab):
 
 @pytest.fixture(scope="module")
 def encoder() -> Encoder:
-    return Encoder(real.vocab("demo-target"), read_table(real.vocab("demo-target")))
+    return Encoder(real.vocab("demo-target"))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_broken_character_before_a_control_token_is_spelled(encoder: Encoder) ->
 
 def test_bytes_without_a_token_are_left_out_and_nothing_else() -> None:
     vocab = LossyVocab()
-    stream = Retokenizer(Encoder(vocab, read_table(vocab)))
+    stream = Retokenizer(Encoder(vocab))
     text = b"\tab\t\xff c(\xff\xff\td)\t e\t\t" * 20
     for start in range(0, len(text), 3):
         stream.append(text[start : start + 3])
