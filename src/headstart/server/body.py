@@ -116,9 +116,7 @@ async def read_body(request: HttpRequest, schema: type[B]) -> B:
     return await off_loop(request, lambda: parse_body(data, schema, kind))
 
 
-async def off_loop(
-    request: HttpRequest, function: Callable[[], T], tenant: str | None = None
-) -> T:
+async def off_loop(request: HttpRequest, function: Callable[[], T], tenant: str | None = None) -> T:
     """Return `function()`, computed in a thread if the body of the request is long.
 
     Args:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import orjson
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import StreamingResponse
 from starlette.types import Scope
 
 from headstart.server.errors import ApiError
@@ -59,7 +59,9 @@ class Broadcast:
         self._is_over = True
         self.tell(None)
 
-    def response(self, scope: Scope, first: Callable[[], bytes] = lambda: PING) -> Response:
+    def response(
+        self, scope: Scope, first: Callable[[], bytes] = lambda: PING
+    ) -> StreamingResponse:
         """All events from now on, after `first`.
 
         Raises:

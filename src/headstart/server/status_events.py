@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Scope
 
 from headstart.server import sse
@@ -44,7 +44,7 @@ class EventFeed:
         # counts of the last three minutes, for new listeners
         self._history: deque[Counts] = deque(maxlen=90)
 
-    async def response(self, scope: Scope) -> Response:
+    async def response(self, scope: Scope) -> StreamingResponse:
         """The state and the last minutes, then each new state.
 
         Raises:

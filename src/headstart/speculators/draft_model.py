@@ -389,7 +389,7 @@ class DraftModelSpeculator(Speculator):
 
     def describe(self) -> dict[str, Any]:
         vocabulary = "identical" if self._translator is None else self._translator.describe()
-        mode = "identical" if self._translator is None else self._translator.mode.value
+        mode = "identical" if self._translator is None else self._translator.mode
         return {
             "sampling": self.options.sampling,
             "rows_decoded": self.num_decoded,

@@ -13,7 +13,6 @@ from headstart.server.errors import ApiError
 from headstart.structures.system import own_group
 from headstart.types.errors import ConfigError, ModelError
 
-
 log = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 4

@@ -36,7 +36,7 @@ def test_text_without_words_is_cut_by_length_and_still_right(encoder: Encoder, t
     stream = Retokenizer(encoder)
     for start in range(0, len(text), 7):
         stream.append(text[start : start + 7])
-        assert len(stream.snapshot().window) <= 2 * LOOKBEHIND + 32
+        assert len(stream.snapshot()[2]) <= 2 * LOOKBEHIND + 32
     assert stream.tokens == encoder.encode(text)
 
 
