@@ -17,7 +17,7 @@ from headstart.gateway.router import listing
 from headstart.gateway.router.app import create_app
 from headstart.server import sse
 
-PROMPT = {"prompt": "a"}
+PROMPT, NAMED = {"prompt": "a"}, {"X-Conversation-Id": "c"}
 
 
 class Echo:
@@ -107,9 +107,7 @@ async def test_the_stream_of_a_conversation_is_kept_from_before_its_model_is_loa
 
 async def test_an_answer_that_is_no_stream_is_passed_on_and_not_kept() -> None:
     async with router("a") as routed:
-        said = await routed.client.post(
-            "/x", json={"model": "a"}, headers={"x-conversation-id": "c"}
-        )
+        said = await routed.client.post("/x", json={"model": "a"}, headers=NAMED)
         assert said.json()["path"] == "/x"
         assert (await routed.client.get("/v1/stream?conv_id=c")).status_code == 404
 
@@ -303,8 +301,7 @@ async def test_a_model_that_streams_an_answer_is_busy() -> None:
 
 async def test_an_answer_that_continues_without_its_client_keeps_its_model_loaded() -> None:
     async with router("a", "b", max_models=1) as routed:
-        named = {"X-Conversation-Id": "c"}
-        async with routed.client.stream("POST", "/v1/wait", json={"model": "a"}, headers=named):
+        async with routed.client.stream("POST", "/v1/wait", json={"model": "a"}, headers=NAMED):
             pass
         other = asyncio.create_task(routed.client.post("/v1/completions", json={"model": "b"}))
         await asyncio.sleep(0.1)
