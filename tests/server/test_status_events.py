@@ -112,14 +112,14 @@ def test_states_are_made_only_while_somebody_listens(made):
 def test_a_server_that_stops_ends_the_streams_at_once():
     feed = status_events.EventFeed(None)  # type: ignore[arg-type]
 
-    async def listen() -> list[bytes]:
+    async def listen() -> list[object]:
         feed._state = lambda report: {}  # type: ignore[method-assign]
         feed._service = SimpleNamespace(worker=FakeWorker())
         scope = {"headstart.caller": Caller(), "path": "/events"}
-        stream = (await feed.response(scope)).body_iterator
-        seen = [await anext(stream)]
+        stream = aiter((await feed.response(scope)).body_iterator)
+        seen = await anext(stream)
         feed.stop()
-        return [*seen, *[one async for one in stream]]
+        return [seen, *[one async for one in stream]]
 
     assert len(asyncio.run(asyncio.wait_for(listen(), 5))) == 1
 
