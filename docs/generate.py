@@ -72,10 +72,15 @@ def flags_page() -> str:
         "",
         "A flag beats its environment variable (`HEADSTART_DRAFT_MAX` for `--draft-max`), which "
         "beats the config file",
-        "(`--config FILE` or `HEADSTART_CONFIG`: TOML, keys are flags without their dashes), which",
-        "beats the default, here in brackets (without: off, 0 or nothing). `headstart serve "
-        "--print-config` shows every value with its",
-        "origin. A flag that is on or off has a `--no-` form.",
+        "(`--config FILE` or `HEADSTART_CONFIG`), which beats the default, here in brackets "
+        "(without: off, 0 or nothing).",
+        "`headstart serve --print-config` shows every value with its origin. A flag that is on or "
+        "off has a `--no-` form.",
+        "",
+        "The config file is TOML. Its keys are flags without their leading dashes, also "
+        "llama-server's, with dashes or underscores",
+        "between words, or names of environment variables: `ctx-size`, `ctx_size` and "
+        "`LLAMA_ARG_CTX_SIZE` are one setting.",
         "",
         "`HEADSTART_CACHE` is the folder for what the server learns and for prompts (default: "
         "`~/.cache/headstart`). llama-server's flags and variables",
