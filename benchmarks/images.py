@@ -99,7 +99,7 @@ def measured(
     answers: list[Answer] = []
     for temperature in (0.0, 1.0):
         fields: Mapping[str, Any] = {"temperature": temperature, "max_tokens": 200}
-        answers += client.ask_all(asked, users=2, tenant=f"{front} {temperature}", **fields).answers
+        answers += client.ask_all(asked, users=2, tenant=f"{front} {temperature}", **fields)
 
     def total(name: str) -> int:
         return sum(answer.timings.get(name, 0) for answer in answers)

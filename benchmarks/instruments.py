@@ -62,8 +62,9 @@ def _first_and_tenth(flags: Sequence[str], state: str, number: int) -> tuple[flo
         running(command, Path(folder, "log"), KEY) as client,
     ):
         for tenant in range(NUM_REQUESTS):
-            played = client.ask_all(questions, tenant=str(tenant), temperature=0.8, max_tokens=128)
-            (answer,) = played.answers
+            (answer,) = client.ask_all(
+                questions, tenant=str(tenant), temperature=0.8, max_tokens=128
+            )
             rates.append(answer.num_tokens / (answer.arrivals[-1] - answer.sent))
     return rates[0], rates[-1]
 

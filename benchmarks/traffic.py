@@ -59,7 +59,7 @@ def latency(streams: Sequence[int]) -> None:
                 asked = [Question((prompt,), TOKENS, is_raw=True) for prompt in prompts]
                 found = way.ask_all(asked, max_tokens=TOKENS)
                 if turn:  # the first makes connections
-                    answers[name] += found.answers
+                    answers[name] += found
             for name, all_found in answers.items():
                 first = [1000 * one.first_seconds for one in all_found]
                 between = [

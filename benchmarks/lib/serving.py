@@ -173,10 +173,10 @@ def print_streams(model: Path, rounds: int, threads: int | None) -> None:
             for number in range(1 + rounds):  # the first warms up
                 before = cpu_seconds(client.pid)
                 fields: dict[str, Any] = {"max_tokens": 300, "temperature": 1, "ignore_eos": True}
-                played = client.ask_all(asked, **fields)
+                answers = client.ask_all(asked, **fields)
                 web, *children = map(operator.sub, cpu_seconds(client.pid), before)
                 if number:
-                    num_tokens += sum(one.num_tokens for one in played.answers)
+                    num_tokens += sum(one.num_tokens for one in answers)
                     spent = [spent[0] + web, spent[1] + max(children)]
         per_token = (f"{1000 * seconds / num_tokens:.3f}" for seconds in spent)
         print(table_row(users, *per_token), flush=True)

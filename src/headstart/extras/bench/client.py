@@ -57,14 +57,6 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """The answers to a round of questions, and the increase of `Client.counters` meanwhile."""
-
-    answers: Sequence[Answer]
-    counters: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Client:
     """A server to ask, and the fields of every request."""
 
@@ -81,7 +73,7 @@ class Client:
         tenant: str = "",
         rate: float = 0.0,
         **fields: Any,
-    ) -> Round:
+    ) -> list[Answer]:
         """Ask all questions, one connection each; the turns of a question one after the other.
 
         Args:
@@ -97,14 +89,11 @@ class Client:
         for _ in questions:
             waits.append(after)
             after += random.expovariate(rate) if rate else 0.0
-        before = self.counters()
         seed = fields.pop("seed", 0)
         with ThreadPoolExecutor(len(questions) if rate else users or len(questions)) as pool:
             bodies = [{**fields, **self.fields, "seed": seed + i} for i in range(len(questions))]
             done = pool.map(self._ask, questions, bodies, waits, [tenant] * len(questions))
-            answers = [answer for answers in done for answer in answers]
-        counted = self.counters()
-        return Round(answers, {name: n - before.get(name, 0.0) for name, n in counted.items()})
+            return [answer for answers in done for answer in answers]
 
     def lines(
         self, path: str, body: Mapping[str, Any] | None = None, tenant: str = ""

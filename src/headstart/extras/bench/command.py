@@ -24,7 +24,7 @@ from headstart.extras.bench.arms import (
     read_settings,
     workplace,
 )
-from headstart.extras.bench.client import Client, Round
+from headstart.extras.bench.client import Answer, Client
 from headstart.extras.bench.comparison import Cell, Scores, compare
 from headstart.extras.bench.library import WORKLOADS, Question, make_questions, read_questions
 from headstart.extras.bench.picture import picture
@@ -127,7 +127,7 @@ def measure(
 ) -> Scores:
     """Let all arms answer; show progress on a terminal."""
 
-    def play(arm: str, cell: Cell, number: int) -> Round:
+    def play(arm: str, cell: Cell, number: int) -> tuple[list[Answer], dict[str, float]]:
         if sys.stderr.isatty():
             print(f"\rround {number + 1}: {arm}, {cell}\x1b[K", end="", file=sys.stderr)
         fields: dict[str, Any] = {"temperature": cell.temperature, "max_tokens": options.tokens}
@@ -140,7 +140,10 @@ def measure(
                 fields["cache_prompt"] = False
         asked = choose(questions, cell, first, count)
         fields |= {"users": cell.users, "rate": options.rate, "seed": first}
-        return clients[arm].ask_all(asked, tenant=tenant, **fields)
+        before = clients[arm].counters()
+        answers = clients[arm].ask_all(asked, tenant=tenant, **fields)
+        counted = clients[arm].counters()
+        return answers, {name: n - before.get(name, 0.0) for name, n in counted.items()}
 
     seconds = min(options.seconds, 60.0) if options.quick else options.seconds
     scores = compare(list(clients), cells, play, error=options.error, seconds=seconds)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple
 
-from headstart.extras.bench.client import Answer, Round
+from headstart.extras.bench.client import Answer
 from headstart.extras.bench.report import MeanRatio
 
 LEAST_ROUNDS = 3
@@ -41,20 +41,18 @@ class Score:
     answers: list[Answer] = field(default_factory=list)
     counters: dict[str, float] = field(default_factory=dict)  # see `Client.counters`
 
-    def add(self, played: Round, users: int, num_usual: float) -> None:
+    def add(self, answers: Sequence[Answer], users: int, num_usual: float) -> None:
         """Count a round, from the first request to the last token, as if it had `num_usual`."""
-        answers = played.answers
         num_tokens = sum(answer.num_tokens for answer in answers)
         seconds = max(a.arrivals[-1] for a in answers) - min(a.sent for a in answers)
         reading = min(seconds, sum(answer.first_seconds for answer in answers) / users)
         writing = (seconds - reading) * num_usual / max(1, num_tokens)
         self.rates.append(num_usual / (reading + writing))
         self.answers += answers
-        self.count(played.counters)
 
-    def count(self, counters: Mapping[str, float]) -> None:
-        """Add what a server counted."""
-        for name, number in counters.items():
+    def count(self, counted: Mapping[str, float]) -> None:
+        """Add what a server counted meanwhile."""
+        for name, number in counted.items():
             self.counters[name] = self.counters.get(name, 0.0) + number
 
     def total(self, timing: str) -> float:
@@ -122,8 +120,8 @@ class Score:
 
 
 Scores = dict[Cell, dict[str, Score]]
-Play = Callable[[str, Cell, int], Round]
-"""(arm, cell, number of the round) -> its answers."""
+Play = Callable[[str, Cell, int], tuple[Sequence[Answer], Mapping[str, float]]]
+"""(arm, cell, number of the round) -> its answers, and by how much `Client.counters` grew."""
 
 
 def compare(
@@ -152,9 +150,10 @@ def compare(
                 continue
             start = number % len(arms)
             played = {arm: play(arm, cell, number) for arm in [*arms[start:], *arms[:start]]}
-            written = [one.num_tokens for each in played.values() for one in each.answers]
-            for arm, one in played.items():
-                own[arm].add(one, cell.users, sum(written) / len(arms))
+            written = [one.num_tokens for answers, _ in played.values() for one in answers]
+            for arm, (answers, counted) in played.items():
+                own[arm].add(answers, cell.users, sum(written) / len(arms))
+                own[arm].count(counted)
     except KeyboardInterrupt:
         scores = {cell: own for cell, own in scores.items() if own[arms[0]].rates}
         if not scores:

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.lib.curves import CostCurve
 from benchmarks.lib.engines import Clock, PricedEngine
 
-from headstart.extras.bench.client import Answer, Round
+from headstart.extras.bench.client import Answer
 from headstart.extras.bench.command import BenchOptions, measure
 from headstart.extras.bench.comparison import (
     AUTO,
@@ -34,6 +34,7 @@ from headstart.types import CacheKind
 from headstart.types.errors import ConfigError
 
 CELL = Cell("edit", 0.0, 2)
+Played = tuple[list[Answer], dict[str, float]]
 
 
 class Machine:
@@ -43,7 +44,7 @@ class Machine:
         self.now, self.random, self.seconds = 0.0, Random(1), seconds
         self.asked: list[str] = []
 
-    def play(self, arm: str, cell: Cell, number: int) -> Round:
+    def play(self, arm: str, cell: Cell, number: int) -> Played:
         self.asked.append(arm)
         started, slow = self.now, Random(number).uniform(0.8, 1.2)  # the text, alike for all
         self.now += self.seconds[arm] * slow * self.random.lognormvariate(0.0, 0.02)
@@ -51,7 +52,7 @@ class Machine:
         middle = (started + self.now) / 2
         answer = Answer("text", started, [middle, self.now], 10, timings)
         counters = {"target": 9.0, "draft": 1.0, "drafted 0": 4.0, "accepted 0": 3.0}
-        return Round([answer] * cell.users, counters)
+        return [answer] * cell.users, counters
 
     def compare(self, error: float = 0.01, seconds: float = 1e9) -> Scores:
         arms = list(self.seconds)
@@ -74,10 +75,10 @@ def test_a_planted_difference_is_found_and_none_is_invented(seconds: float, verd
 def test_a_text_that_ends_early_makes_an_arm_neither_slower_nor_faster() -> None:
     """The time to the first token belongs to fewer tokens then."""
 
-    def play(arm: str, cell: Cell, number: int) -> Round:
+    def play(arm: str, cell: Cell, number: int) -> Played:
         num_tokens, seconds = (33, 0.03) if arm == AUTO else (64, 0.06)
         answer = Answer("text", 0.0, [3.0, 3.0 + seconds * num_tokens], num_tokens)
-        return Round([answer] * cell.users)
+        return [answer] * cell.users, {}
 
     scores = compare([OFF, AUTO], [CELL], play, error=0.1, seconds=0.0)[CELL]
     usual = (33 + 64) / 2
@@ -97,7 +98,7 @@ def test_rounds_end_when_the_ratio_is_certain_or_time_is_over() -> None:
 def test_what_was_measured_before_an_interrupt_is_told() -> None:
     machine, other = Machine(off=1.0, auto=0.5), Cell("chat", 0.0, 1)
 
-    def play(arm: str, cell: Cell, number: int) -> Round:
+    def play(arm: str, cell: Cell, number: int) -> Played:
         if len(machine.asked) == 7:  # the third round has begun
             raise KeyboardInterrupt
         return machine.play(arm, cell, number)
@@ -117,10 +118,13 @@ class Asked:
         self.rounds: list[tuple[int, int, int]] = []
         self.texts: list[object] = []
 
-    def ask_all(self, questions: Sequence[Question], **fields: Any) -> Round:
+    def ask_all(self, questions: Sequence[Question], **fields: Any) -> list[Answer]:
         self.rounds.append((len(questions), fields["users"], fields["seed"]))
         self.texts += [question.turns for question in questions]
-        return Round([Answer("text", 0.0, [1.0, 2.0], 10)])
+        return [Answer("text", 0.0, [1.0, 2.0], 10)]
+
+    def counters(self) -> dict[str, float]:
+        return {}
 
 
 @pytest.mark.parametrize(
