@@ -79,6 +79,10 @@ def test_a_named_file_that_cannot_be_written_stops_the_start(models: dict[str, P
     says = r"--spec-state .*state\.json cannot be written: .*; name another file, or none"
     with pytest.raises(ConfigError, match=says):
         start_and_stop(models["one"], tmp_path / "file" / "state.json")
+    (tmp_path / "file").write_text("do not lose this")
+    with pytest.raises(ConfigError, match="not what headstart writes and would be replaced"):
+        start_and_stop(models["one"], tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "do not lose this"
 
 
 def test_a_cache_folder_that_cannot_be_written_is_a_warning_at_the_start(

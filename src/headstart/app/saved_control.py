@@ -45,7 +45,7 @@ def load_control(config: Config, models: Models) -> tuple[Controller, StateFile 
     path = _default_file(config, models.target.stem, ids) if named is None else Path(named)
     file = StateFile(path, ids)
     try:
-        file.check()
+        file.check(replaces_others=named is None)
     except OSError as error:
         if named is not None:
             raise ConfigError(

@@ -6,7 +6,6 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from headstart.config import SPECULATOR_ALIASES, Config, SpeculationConfig
@@ -60,10 +59,9 @@ def wanted_types(config: SpeculationConfig, drafter: str | None) -> tuple[str, .
             there may be one, which was not read yet; None: there is none.
 
     Raises:
-        ConfigError: an unknown name, a draft model or an option that nothing would use, an option
-            with a value that cannot work, or a state file that is none.
+        ConfigError: an unknown name, a draft model or an option that nothing would use, or an option
+            with a value that cannot work.
     """
-    _check_state(config.spec_state)
     if config.spec == DraftMode.OFF.value or config.spec_type == NONE:
         return ()
     options, names = config.options, tuple[str, ...]()
@@ -166,29 +164,6 @@ def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str
             )
     for name in names:
         _options_of(name, options)
-
-
-def _check_state(spec_state: str | None) -> None:
-    """The file is replaced when the server stops: it must be absent or one of ours."""
-    if spec_state in (None, NONE):
-        return
-    path = Path(spec_state)
-    try:
-        if path.exists() and not path.is_file():  # a device would be read without end, and replaced
-            raise ConfigError(f"--spec-state {path} is not a regular file; name another, or none")
-        is_ours = True
-        if path.exists():
-            with path.open("rb") as file:
-                is_ours = file.read(11) in (b'{"version":', b"")
-    except OSError as error:
-        raise ConfigError(
-            f"--spec-state {path} cannot be read: {error.strerror}; name another file"
-        ) from error
-    if not is_ours:
-        raise ConfigError(
-            f"--spec-state {path} is not what headstart writes and would be replaced; name another "
-            "file"
-        )
 
 
 def make_speculator(

@@ -59,14 +59,19 @@ class StateFile:
         both = {**known, **models}
         self._models = {part: [model.digest, model.name] for part, model in both.items()}
 
-    def check(self) -> None:
+    def check(self, *, replaces_others: bool = False) -> None:
         """Check that it can be written; a new one is, so that servers of other models refuse it.
+
+        `replaces_others`: a file that we did not write may be replaced.
 
         Raises:
             OSError: it cannot, now or foreseeably later.
         """
         if self.path.exists() and not self.path.is_file():
             raise OSError(errno.EINVAL, "it is not a regular file", str(self.path))
+        if not replaces_others and self.path.exists() and not _is_ours(self.path):
+            reason = "it is not what headstart writes and would be replaced"
+            raise OSError(errno.EINVAL, reason, str(self.path))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         for place in (self.path, self.path.resolve().parent):
             if place.exists() and not os.access(place, os.W_OK):
@@ -93,6 +98,8 @@ def _read(path: Path) -> dict[str, Any]:
         OSError: the file is unreadable.
         ValueError: it is damaged, was edited, or has another version.
     """
+    if not _is_ours(path):
+        raise ValueError("it is not what headstart writes")
     try:
         file = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError as error:
@@ -107,6 +114,12 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict) or file.get("crc32") != crc32(_text(state).encode()):
         raise ValueError("it was changed or damaged: its checksum is wrong; control starts over")
     return state
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is empty or begins as ours do; another one may be large."""
+    with path.open("rb") as file:
+        return file.read(11) in (b"", b'{"version":')
 
 
 def _text(state: Mapping[str, Any]) -> str:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from headstart.app.speculation import wanted_types
-from headstart.config import SpeculationConfig
 from headstart.control import Controller
 from headstart.control.state import StateFile
 from headstart.structures.model_id import ModelId
@@ -145,9 +143,17 @@ def test_a_device_or_pipe_is_neither_read_nor_replaced(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     with pytest.raises(OSError, match="not a regular file"):
         StateFile(pipe, TARGET).check()
-    with pytest.raises(ConfigError, match="not a regular file"):
-        wanted_types(SpeculationConfig(spec_state=str(pipe)), None)
     assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_file_that_is_somebody_elses_is_not_replaced_where_it_was_named(tmp_path: Path) -> None:
+    notes, touched = tmp_path / "notes.txt", tmp_path / "touched"
+    notes.write_text("do not lose this")
+    touched.touch()
+    with pytest.raises(OSError, match="would be replaced"):
+        StateFile(notes, TARGET).check()
+    StateFile(notes, TARGET).check(replaces_others=True)
+    StateFile(touched, TARGET).check()
 
 
 def test_a_folder_that_cannot_be_looked_into_is_named_and_ends_nothing(path: Path, monkeypatch):

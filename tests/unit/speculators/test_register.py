@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +21,6 @@ from headstart.app.speculation import (
     wants_heads,
 )
 from headstart.config import Config, EngineConfig, SpeculationConfig
-from headstart.control.controller import Controller
-from headstart.control.state import StateFile
 from headstart.speculators import SPECULATORS, Speculator, register
 from headstart.speculators.base_states import StateSpeculator
 from headstart.speculators.draft_model import DraftModelSpeculator
@@ -284,25 +281,6 @@ def test_a_length_set_by_hand_that_is_never_reached_is_told_with_the_remedy() ->
     assert len(remarks_on(SpeculationConfig(options=options, spec="fixed"))) == 2
     for config in (SpeculationConfig(), SpeculationConfig(options=options, spec="off")):
         assert remarks_on(config) == []
-
-
-def test_a_state_file_that_is_somebody_elses_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("do not lose this")
-    for path, says in (
-        (tmp_path / "notes.txt", "notes.txt.*would be replaced"),
-        (tmp_path, "not a regular file"),
-    ):
-        for spec in ("auto", "off"):
-            with pytest.raises(ConfigError, match=says):
-                wanted_types(SpeculationConfig(spec=spec, spec_state=str(path)), None)
-
-
-def test_a_state_file_of_ours_or_none_is_taken(tmp_path: Path) -> None:
-    Controller().save(StateFile(tmp_path / "state", {}))
-    (tmp_path / "touched").touch()
-    for name in ("state", "touched", "absent"):
-        wanted_types(SpeculationConfig(spec_state=str(tmp_path / name)), None)
-    wanted_types(SpeculationConfig(spec_state="none"), None)
 
 
 def test_heads_are_used_where_there_are_some_and_nobody_names_others() -> None:
