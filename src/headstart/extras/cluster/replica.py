@@ -13,7 +13,7 @@ import httpx2
 import ray
 from ray import serve
 
-from headstart.extras.cluster.scaling import RUNNING, WAITING
+from headstart.extras.cluster.scaling import REQUESTS
 from headstart.gateway.balancer.health import requests_of
 from headstart.gateway.router.child import ChildProcess
 from headstart.gateway.router.presets import ModelPreset
@@ -66,9 +66,8 @@ class ReplicaActor:
         return {"name": self._name, "url": self._url, "key": self._server.key}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """The counts that Ray scales by."""
-        running, waiting = await self._counts() or (0, 0)
-        return {RUNNING: float(running), WAITING: float(waiting)}
+        """What Ray scales by."""
+        return {REQUESTS: float(await self._num_requests() or 0)}
 
     async def check_health(self) -> None:
         """Raise if another replica must take this one's place."""
@@ -88,14 +87,14 @@ class ReplicaActor:
         """
         deadline, num_idle = time.monotonic() + self._drain_seconds, 0
         while num_idle < 3 and time.monotonic() < deadline and not self._has_ended.is_set():
-            num_idle = num_idle + 1 if await self._counts() == (0, 0) else 0
+            num_idle = num_idle + 1 if await self._num_requests() == 0 else 0
             await asyncio.sleep(0.3)
         self._server.stop()
         await self._has_ended.wait()
 
-    async def _counts(self) -> tuple[int, int] | None:
-        """Numbers of running and waiting requests; None if it does not answer."""
+    async def _num_requests(self) -> int | None:
+        """Running and waiting requests; None if it does not answer."""
         with contextlib.suppress(httpx2.HTTPError):
             answer = await self._client.get(f"{self._url}/metrics")
-            return requests_of(answer.raise_for_status().content)
+            return sum(requests_of(answer.raise_for_status().content))
         return None

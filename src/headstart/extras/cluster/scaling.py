@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-RUNNING, WAITING = "running", "waiting"  # metrics that a replica reports to Ray
+REQUESTS = "requests"  # what a replica reports to Ray: how many run and wait there
 
 
 class ScalingPolicy:
@@ -21,6 +21,5 @@ class ScalingPolicy:
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """Replicas wanted, and no state to keep."""
-        loads = context.aggregated_metrics or {}  # by RUNNING and WAITING, then by replica
-        num_requests = sum(sum(loads.get(name, {}).values()) for name in (RUNNING, WAITING))
-        return max(1, math.ceil(num_requests / self._target)), {}
+        by_replica = (context.aggregated_metrics or {}).get(REQUESTS, {})
+        return max(1, math.ceil(sum(by_replica.values()) / self._target)), {}

@@ -12,16 +12,15 @@ from headstart.app.cli.command import PageRequested
 from headstart.extras.cluster import command as cluster
 from headstart.extras.cluster import deploy
 from headstart.extras.cluster.command import ClusterOptions
-from headstart.extras.cluster.scaling import RUNNING, WAITING, ScalingPolicy
+from headstart.extras.cluster.scaling import REQUESTS, ScalingPolicy
 from headstart.types.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("running", "waiting", "wanted"),
-    [((), (), 1), ((0, 0), (0, 0), 1), ((4, 4), (0, 0), 2), ((4, 4), (1, 0), 3), ((1,), (30,), 8)],
+    ("requests", "wanted"), [((), 1), ((0, 0), 1), ((4, 4), 2), ((5, 4), 3), ((31,), 8)]
 )
-def test_there_are_as_many_replicas_as_requests_need(running, waiting, wanted):
-    loads = {RUNNING: dict(enumerate(running)), WAITING: dict(enumerate(waiting))}
+def test_there_are_as_many_replicas_as_requests_need(requests, wanted):
+    loads = {REQUESTS: dict(enumerate(requests))}
     assert ScalingPolicy(4.0)(SimpleNamespace(aggregated_metrics=loads)) == (wanted, {})
 
 
