@@ -53,7 +53,7 @@ def test_a_finished_file_is_kept_and_nothing_else_is_left(inflated: Path) -> Non
 
 
 def test_every_preset_can_hold_its_source() -> None:
-    shapes = {name: Source(demo.path(name)).shape for name in demo.NAMES}
+    shapes = {one.source: Source(demo.path(one.source)).shape for one in PRESETS.values()}
     for preset in PRESETS.values():
         small = shapes[preset.source]
         assert preset.shape.width > small.width

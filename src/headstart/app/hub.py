@@ -30,6 +30,7 @@ from headstart.app.hub_files import (
     split_parts,
 )
 from headstart.config import ModelConfig
+from headstart.config.fields import SWITCH_WORDS
 from headstart.structures.atomic import home_folder
 from headstart.types.errors import ConfigError, ModelError
 
@@ -71,7 +72,7 @@ class Hub:
             cache=hub_cache(environment),
             token=config.hf_token or environment.get("HF_TOKEN") or None,
             offline=config.offline
-            or environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "on", "yes"),
+            or SWITCH_WORDS.get(environment.get("HF_HUB_OFFLINE", "").lower(), False),
             environment=environment,
             drafters=drafters,
         )

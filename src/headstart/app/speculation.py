@@ -19,7 +19,6 @@ log = logging.getLogger(__name__)
 # Speculators without --spec-type.
 AUTO_TYPES: tuple[str, ...] = ("suffix",)
 WITH_HEADS = "mtp"
-NONE = "none"
 ANY = "any"  # in place of the speculator that a file is for
 
 
@@ -62,7 +61,7 @@ def wanted_types(config: SpeculationConfig, drafter: str | None) -> tuple[str, .
         ConfigError: an unknown name, a draft model or an option that nothing would use, or an option
             with a value that cannot work.
     """
-    if config.spec == DraftMode.OFF.value or config.spec_type == NONE:
+    if config.spec == DraftMode.OFF.value or config.spec_type == "none":
         return ()
     options, names = config.options, tuple[str, ...]()
     if config.spec_type is None:
@@ -108,14 +107,12 @@ def remarks_on(config: SpeculationConfig) -> list[str]:
 def _named_types(spec_type: str, drafter: str | None) -> tuple[str, ...]:
     """The speculators of `--spec-type`; at most one of them uses a file, and must fit it."""
     names = type_names(spec_type)
-    if not names or NONE in names:
-        raise ConfigError(
-            f"--spec-type is {spec_type!r} but must name speculators, or {NONE} alone"
-        )
+    if not names or "none" in names:
+        raise ConfigError(f"--spec-type is {spec_type!r} but must name speculators, or none alone")
     for name in names:
         if name not in SPECULATORS:
             raise ConfigError(
-                f"--spec-type names {name!r}; there are {', '.join(sorted(SPECULATORS))} and {NONE}"
+                f"--spec-type names {name!r}; there are {', '.join(sorted(SPECULATORS))} and none"
                 + "".join(f"; not imported: {one} ({why})" for one, why in NOT_IMPORTED.items())
             )
     users = [name for name in names if uses_file(name)]

@@ -6,13 +6,7 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from headstart.config.fields import (
-    FALSE_WORDS,
-    TRUE_WORDS,
-    flag_of,
-    option,
-    option_of,
-)
+from headstart.config.fields import SWITCH_WORDS, flag_of, option, option_of
 from headstart.types.errors import ConfigError
 
 # tokens; libllama takes no batch larger than the context, and ours are at least so large
@@ -95,7 +89,7 @@ class EngineConfig:
         "flash attention",
         choices=("auto", "on", "off"),
         bare="on",
-        words=dict.fromkeys(TRUE_WORDS, "on") | dict.fromkeys(FALSE_WORDS, "off"),
+        words={word: "on" if is_on else "off" for word, is_on in SWITCH_WORDS.items()},
     )
     context: int = option(
         0,

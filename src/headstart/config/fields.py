@@ -14,11 +14,10 @@ from typing import Any, Union, get_args, get_origin
 
 from headstart.types.errors import ConfigError
 
-TRUE_WORDS = ("1", "true", "on", "yes", "enabled")
-FALSE_WORDS = ("0", "false", "off", "no", "disabled")
+SWITCH_WORDS = dict.fromkeys(("1", "true", "on", "yes", "enabled"), True)
+SWITCH_WORDS |= dict.fromkeys(("0", "false", "off", "no", "disabled"), False)
 
 Kind = type[str] | type[int] | type[float] | type[bool]
-PLAIN_TYPES = "a str, int, float or bool, or one of these or None"
 
 
 def read_switch(text: str, origin: str) -> bool:
@@ -27,8 +26,8 @@ def read_switch(text: str, origin: str) -> bool:
     Raises:
         ConfigError: it means neither on nor off; `origin` names its source.
     """
-    if (word := text.lower()) in TRUE_WORDS + FALSE_WORDS:
-        return word in TRUE_WORDS
+    if (word := text.lower()) in SWITCH_WORDS:
+        return SWITCH_WORDS[word]
     raise ConfigError(f"{origin} is {text!r} but must be on or off")
 
 

@@ -13,7 +13,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from statistics import median
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
-from headstart.config.fields import PLAIN_TYPES, flag_of, plain_type
+from headstart.config.fields import flag_of, plain_type
 from headstart.types import DecodedStates, Draft, DraftRequest
 from headstart.types.errors import ConfigError
 
@@ -63,7 +63,8 @@ def why_not(cls: type[Speculator]) -> str | None:
         if option.default is MISSING:
             return f"its option {option.name} needs a default"
         if plain_type(hint := hints[option.name]) is None:
-            return f"its option {option.name} has the type {hint} but must be {PLAIN_TYPES}"
+            types = "a str, int, float or bool, or one of these or None"
+            return f"its option {option.name} has the type {hint} but must be {types}"
     if "options" not in inspect.signature(cls).parameters:
         return "it has Options, so its constructor must take options"
     return None

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.rules.source import ROOT
 
-from headstart.extras.testing import lossless
+from headstart.app.verify import TEMPERATURES
 from headstart.speculators import Speculator
 from headstart.speculators.ngram_simple import NgramSimpleSpeculator
 from headstart.testing import CONTRACT, LetterVocab, assert_lossless, check_speculator
@@ -198,7 +198,7 @@ def test_lossless_generation_meets_preemption_and_ids_that_are_used_again() -> N
             begun.append(seq_id)
 
     assert_lossless(Beginning)
-    ways = len(lossless.TEMPERATURES) * 7
+    ways = len(TEMPERATURES) * 7
     assert set(begun) == {0, 1, 2}
     assert len(begun) > 6 * ways  # more often than there are requests: some were preempted
 

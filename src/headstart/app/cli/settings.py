@@ -15,7 +15,6 @@ from functools import cache
 from headstart.app.cli import llama_server
 from headstart.config import Config
 from headstart.config.fields import (
-    PLAIN_TYPES,
     Kind,
     Option,
     flag_of,
@@ -168,7 +167,7 @@ def settings_of(
             continue
         name, option = prefix + field.name, option_of(field)
         kind = plain_type(hints[field.name])
-        assert kind is not None, f"{name} must be {PLAIN_TYPES}"
+        assert kind is not None, f"{name} has a type that no text can be read as"
         one = Setting(
             path=(*place, field.name) if place else (),
             name=name,

@@ -17,7 +17,6 @@ def write(self, data):
     self.file.write(data)
     return len(data)
 ```"""
-NAMES = (TARGET, DRAFT, DRAFT_OTHER)
 
 
 def path(name: str) -> Path:

@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.app.verify import TEMPERATURES
 from headstart.config import SchedulerConfig, SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.values import AskedAnswer, Step
@@ -21,8 +22,6 @@ from headstart.speculators.base import Speculator
 from headstart.speculators.suffix import SuffixSpeculator
 from headstart.types.request import Request, TokenEvent
 from headstart.types.sampling_params import SamplingParams
-
-TEMPERATURES = (0.0, 0.8, 1.5)
 
 
 class RandomController(Controller):
