@@ -7,6 +7,7 @@ sequence, so a missed rollback, a wrong position or a mix-up of slots changes th
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,11 +198,7 @@ class FakeEngine:
     def logits_after(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """The model: logits of the token that follows `tokens`."""
         seen = tokens if self._order is None else tokens[-self._order :]
-        return (
-            np.random.default_rng(_hash(seen))
-            .normal(0.0, self.sharpness, self.vocab_size)
-            .astype(np.float32)
-        )
+        return _random_row(_hash(seen), self.sharpness, self.vocab_size).copy()
 
     def publish_states(self, layers: Collection[int]) -> None:
         self.state_layers = tuple(sorted({*self.state_layers, *layers}))
@@ -343,6 +340,11 @@ class FakeEngine:
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return FakeFilters(params)
+
+
+@lru_cache(64)  # with an order few texts are told apart
+def _random_row(seed: int, sharpness: float, size: int) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).normal(0.0, sharpness, size).astype(np.float32)
 
 
 def _hash(tokens: Sequence[int]) -> int:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headstart.app.verify import TEMPERATURES
 from headstart.config import SchedulerConfig, SpeculationConfig
@@ -111,7 +109,9 @@ def _generate(
     what was counted of all together.
     """
     config = SchedulerConfig(parallel=3)
-    scheduler = Scheduler(_FakeTarget(), LetterVocab(), drafting, config)
+    # texts repeat themselves; three of 48 tokens need more cells, so that one is preempted
+    target = FakeEngine(LetterVocab.size, 1, num_cells=110)
+    scheduler = Scheduler(target, LetterVocab(), drafting, config)
     for seed in range(6):  # more than slots: sequence ids are used again
         sampling = SamplingParams(temperature=temperature, seed=seed, ignore_eos=seed % 3 > 0)
         prompt = [*range(seed % 2, 8), 30] * (1 + seed % 2)
@@ -125,19 +125,3 @@ def _generate(
             if isinstance(event, TokenEvent):
                 texts.setdefault(event.request_id, []).extend(event.tokens)
     return texts, scheduler.counts.total
-
-
-class _FakeTarget(FakeEngine):
-    """Logits depend on the last token only, so that texts repeat themselves."""
-
-    def __init__(self) -> None:
-        # three texts of 48 tokens need more: one is preempted
-        super().__init__(LetterVocab.size, 1, num_cells=110)
-
-    def logits_after(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        return _logits_after(tokens[-1])
-
-
-@lru_cache(64)
-def _logits_after(token: int) -> NDArray[np.float32]:
-    return FakeEngine(LetterVocab.size, 1).logits_after([token])
