@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from benchmarks.lib.simulated_slots import (
     LONGEST,
@@ -27,21 +26,12 @@ from headstart.types import NO_DRAFT, Draft
 READ_A_CALL = 256  # tokens that a draft model reads in one call, as DraftModelSpeculator
 
 
-@dataclass(frozen=True)
-class DraftModel:
-    """What a draft model costs: milliseconds per round, by plain steps of one row, and per token
-    read.
-    """
-
-    round_share: float = 0.12
-    read_share: float = 0.01
-
-
 class ModelSimulation(Simulation):
     """The same with a draft model: its rounds cost time, and undrafted tokens have no label."""
 
     make = staticmethod(make_model_text)
-    model = DraftModel()
+    # plain steps of one row that a round takes, and that a token takes to be read
+    round_share, read_share = 0.12, 0.01
 
     def draft_ms(
         self, granted: Sequence[int], scores: Sequence[Sequence[float]], read: int
@@ -51,7 +41,7 @@ class ModelSimulation(Simulation):
             (min(most, len(s) + 1) for most, s in zip(granted, scores, strict=True)), default=0
         )
         busy = sum(most > 0 for most in granted)
-        share = rounds * self.model.round_share * (1 + 0.08 * busy) + read * self.model.read_share
+        share = rounds * self.round_share * (1 + 0.08 * busy) + read * self.read_share
         return share * self.cost(1)
 
     def fixed_model(self, length: int, min_confidence: float) -> Score:
@@ -110,8 +100,9 @@ class AutoModel(Learner):
         self.has_texts = has_texts
         self.num_drafts = 0
         controller.trust_scores("model")
-        plain, model = simulation.cost(1), simulation.model
-        controller.learn_draft_costs("model", model.round_share * plain, model.read_share * plain)
+        plain = simulation.cost(1)
+        round_ms, read_ms = simulation.round_share * plain, simulation.read_share * plain
+        controller.learn_draft_costs("model", round_ms, read_ms)
 
     def lengths(self, slots: Sequence[Slot]) -> Choice:
         plan, milliseconds = self.begin(slots), 0.0
