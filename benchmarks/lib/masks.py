@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.config import EngineConfig
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.model import Model
 from headstart.extras.bench.report import table_head, table_row
@@ -72,7 +71,7 @@ def print_masks(vocabularies: Sequence[Path]) -> None:
     """The table, with the limit for the mask."""
     print(f"\n{table_head('vocabulary', 'part', 'ms a token', '95 %', 'limit')}")
     for path in vocabularies:
-        model = Model(path, EngineConfig(gpu_layers=0), vocab_only=True)
+        model = Model(path)
         tokens = GrammarTokens.read(model.vocab)
         engine = FakeEngine(tokens.size)
         make = partial(LlamaFilters, model.vocab, 4096)

@@ -108,7 +108,7 @@ def _compared_once(target: Path) -> Callable[..., WidthClasses | None]:
 
 def make_requests(num: int, temperature: float, *, max_tokens: int = 48) -> list[Request]:
     """Prompts cut from this package's source: chats and free text, many with a common prefix."""
-    vocab = Model(demo.path(demo.TARGET), EngineConfig(gpu_layers=0), vocab_only=True).vocab
+    vocab = Model(demo.path(demo.TARGET)).vocab
     files = sorted(Path(demo.__file__).parents[2].rglob("*.py"))
     requests = []
     for index in range(num):

@@ -13,7 +13,6 @@ from tests.models import CONTEXT, tiny_llama
 from tests.real.support import engine_of
 
 from headstart.app import demo
-from headstart.config import EngineConfig
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.model import Model
 from headstart.sampling import DEFAULT_SAMPLERS, SamplingParams
@@ -21,7 +20,7 @@ from headstart.sampling.sampler import Sampler
 from headstart.testing import FakeEngine
 from headstart.types.sampling_params import LogitBias
 
-MODEL = Model(demo.path(demo.TARGET), EngineConfig(gpu_layers=0), vocab_only=True)
+MODEL = Model(demo.path(demo.TARGET))
 SIZE = MODEL.vocab.size
 UNFILTERED = SamplingParams(top_k=0, top_p=1.0, min_p=0.0)
 T = TypeVar("T")

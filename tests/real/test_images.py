@@ -20,7 +20,7 @@ from tests.real.recorded_rows import ROUNDING, RecordedRows
 
 from headstart.app import demo
 from headstart.app.assemble import Models, build_scheduler
-from headstart.config import EmbeddingConfig, EngineConfig
+from headstart.config import EmbeddingConfig
 from headstart.engine.model import Model
 from headstart.sampling import SamplingParams
 from headstart.scheduler.admission import find_media
@@ -165,8 +165,7 @@ def volume(width, height, depth):
 
 
 def code(text: str) -> list[int]:
-    settings = EngineConfig(gpu_layers=0)
-    vocab = Model(demo.path(demo.TARGET), settings, vocab_only=True).vocab
+    vocab = Model(demo.path(demo.TARGET)).vocab
     return vocab.tokenize(text, add_special=False, parse_special=True)
 
 

@@ -189,12 +189,11 @@ ROOT = Path(__file__).parents[2]
 WINDOWS = """
 import resource
 from headstart.app import demo
-from headstart.config import EngineConfig
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.model import Model
 from headstart.types.sampling_params import LogitBias, SamplingParams
 
-vocab = Model(demo.path(demo.TARGET), EngineConfig(gpu_layers=0), vocab_only=True).vocab
+vocab = Model(demo.path(demo.TARGET)).vocab
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
 most = 2**31 - 1

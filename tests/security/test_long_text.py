@@ -10,7 +10,6 @@ from tests.models import MERGES, tiny_llama
 from tests.unit.text.vocabulary import real
 
 from headstart.app import demo
-from headstart.config import EngineConfig
 from headstart.engine import vocab
 from headstart.engine.model import Model
 from headstart.engine.vocab import LlamaVocab
@@ -18,7 +17,7 @@ from headstart.structures.interruption import watched
 
 
 def load(path) -> LlamaVocab:
-    return Model(path, EngineConfig(gpu_layers=0), vocab_only=True).vocab
+    return Model(path).vocab
 
 
 def texts_of(one: LlamaVocab, seed: int) -> bytes:

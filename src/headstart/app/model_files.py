@@ -29,7 +29,7 @@ from headstart.app.speculation import (
     wanted_types,
     wants_heads,
 )
-from headstart.config import Config, EngineConfig
+from headstart.config import Config
 from headstart.types import DraftMode
 from headstart.types.errors import ConfigError, ModelError
 
@@ -233,9 +233,6 @@ def why_blind(config: Config, models: Models) -> str:
         return "no draft model drafts here"
     if drafter.reads_states:
         return f"{drafter.path.name} drafts from the target's states, not from images"
-    settings = EngineConfig(gpu_layers=0)
-    files = models.target, drafter.path
-    target, draft = (Model(path, settings, vocab_only=True) for path in files)
-    if make_translator(config, target, draft) is not None:
+    if make_translator(config, Model(models.target), Model(drafter.path)) is not None:
         return f"{drafter.path.name} has other tokens than {models.target.name} and sees no images"
     return ""

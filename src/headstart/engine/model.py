@@ -26,23 +26,22 @@ class Model:
     def __init__(
         self,
         path: str | Path,
-        config: EngineConfig,
+        config: EngineConfig | None = None,
         *,
-        vocab_only: bool = False,
         is_drafter: bool = False,
     ) -> None:
         """Load the file.
 
         Args:
             path: the GGUF.
-            config: how to load it.
-            vocab_only: leave out the weights.
+            config: how to load it; None: without weights, for its vocabulary and template.
             is_drafter: it reads hidden states of another model and does not write by itself.
 
         Raises:
             ModelError: it cannot be read or does not generate text.
             ConfigError: devices or splits do not exist.
         """
+        vocab_only, config = config is None, config or EngineConfig(gpu_layers=0)
         library.start(config.numa)
         self.path = Path(path)
         check_file(self.path)

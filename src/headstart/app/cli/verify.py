@@ -12,7 +12,7 @@ from headstart.app.cli.command import Command
 from headstart.app.cli.devices import ENGINE_PARTS
 from headstart.app.cli.resolve import Resolved
 from headstart.app.speculation import without_file
-from headstart.config import Config, EngineConfig, option
+from headstart.config import Config, option
 from headstart.types.request import Request
 from headstart.types.sampling_params import SamplingParams
 
@@ -81,7 +81,7 @@ def make_requests(config: Config, options: VerifyOptions, target: Path) -> list[
     """Prompts cut from this package's source, with sampling parameters in turn."""
     from headstart.engine.model import Model
 
-    vocab = Model(target, EngineConfig(gpu_layers=0), vocab_only=True).vocab
+    vocab = Model(target).vocab
     files = sorted(Path(__file__).parents[2].rglob("*.py"))
     variations: Sequence[dict[str, Any]] = (
         {},

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from headstart.app.loading import drafter_part, make_translator
 from headstart.app.speculation import make_speculator
-from headstart.config import Config, EngineConfig
+from headstart.config import Config
 from headstart.engine.context import LlamaEngine
 from headstart.engine.drafters import DRAFT_MODEL, read_drafter
 from headstart.engine.filters import LlamaFilters
@@ -37,7 +37,7 @@ class Candidates:
             ModelError: it cannot be read.
         """
         self.config = config
-        self.target = Model(target, EngineConfig(gpu_layers=0), vocab_only=True)
+        self.target = Model(target)
 
     def sampler(self, text: RecordedText) -> Sampler:
         """The sampler that chose the text's tokens."""
@@ -93,7 +93,7 @@ class Candidates:
         Raises:
             ModelError: it has others, so recorded tokens are meaningless to it.
         """
-        model = Model(draft, EngineConfig(gpu_layers=0), vocab_only=True)
+        model = Model(draft)
         if make_translator(self.config, self.target, model) is not None:
             raise ModelError(
                 f"{draft} has other tokens than {self.target.path.name} and cannot learn from its "

@@ -17,7 +17,7 @@ import numpy as np
 
 from headstart.app.assemble import build_scheduler
 from headstart.app.model_files import Models
-from headstart.config import Config, EngineConfig
+from headstart.config import Config
 from headstart.engine.model import Model
 from headstart.extras.bench.library import make_questions
 from headstart.extras.distill.proof import Interval, compared
@@ -76,7 +76,7 @@ def run_trial(
         ConfigError, ModelError: something cannot be loaded.
         EngineError: a text cannot be answered.
     """
-    vocab = Model(target, EngineConfig(gpu_layers=0), vocab_only=True).vocab
+    vocab = Model(target).vocab
     warm = [_request(f"warm {number}", text) for number, text in enumerate(earlier[-NUM_WARM:])]
     texts = [_request(f"later {number}", text) for number, text in enumerate(later[:NUM_TEXTS])]
     requests = [*warm, *texts, *_other_questions(vocab)]

@@ -14,7 +14,6 @@ from pathlib import Path
 from tests.fetch_vocabs import NAMES, folder_of_vocabularies, has_all, vocabulary_file
 
 import headstart
-from headstart.config import EngineConfig
 from headstart.engine.model import Model
 from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 from headstart.types import Vocab
@@ -39,7 +38,7 @@ def _path(name: str) -> Path:
 
 @cache
 def vocab(name: str) -> Vocab:
-    return Model(_path(name), EngineConfig(), vocab_only=True).vocab
+    return Model(_path(name)).vocab
 
 
 @cache
