@@ -116,7 +116,7 @@ def write_texts(folder: Path, library: Library, count: int, seed: int) -> None:
         scheduler=SchedulerConfig(parallel=USERS),
         speculation=SpeculationConfig(spec="auto", spec_state="none"),
     )
-    scheduler, _ = build_scheduler(config, Models(path(TARGET), path(DRAFT), is_demo=False))
+    scheduler, _ = build_scheduler(config, Models(path(TARGET), path(DRAFT)))
     recorder = TextRecorder(RecordingConfig(record_texts=str(folder)), path(TARGET))
     scheduler.readers.append(recorder.read)
     started = time.monotonic()
@@ -155,7 +155,7 @@ def learn(args: argparse.Namespace) -> None:
     folder = training_folder(args.texts)
     candidates, rows = Candidates(config, path(TARGET)), dict(CostCurve.parse(args.curve).points)
     base, _ = candidates.draft_model(path(DRAFT), later)
-    models, file = Models(path(TARGET), path(DRAFT), is_demo=False), args.texts / "tuned.gguf"
+    models, file = Models(path(TARGET), path(DRAFT)), args.texts / "tuned.gguf"
     print(table_head(*HEAD))
     for cell in args.cells.split(","):
         size, loss, *control = cell.split(":")

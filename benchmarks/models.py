@@ -98,7 +98,7 @@ def inspect(name: str, folder: Path) -> Row:
     """Serve one architecture in all ways."""
     path = write_model(folder / f"{name}.gguf", name)
     draft = tiny_llama(folder / "draft.gguf", shape=SMALLER)
-    pair, row = Models(path, draft, is_demo=False), Row(name)
+    pair, row = Models(path, draft), Row(name)
     models = replace(pair, draft=None)
     row.why_no_draft_model = _why_no_draft_model(name, folder)
     plain = Setting(context=CONTEXT)
@@ -122,7 +122,7 @@ def inspect(name: str, folder: Path) -> Row:
 
 def _why_no_draft_model(name: str, folder: Path) -> str:
     """Why it cannot draft for a llama model of its vocabulary and of another; empty if it can."""
-    target = Models(tiny_llama(folder / "target.gguf"), None, is_demo=False)
+    target = Models(tiny_llama(folder / "target.gguf"))
     requests = _requests(8)
     expected = play(open_setting(Setting(context=CONTEXT), target), requests)
     for slots in (1, 4):
@@ -146,7 +146,7 @@ def _draft_for_itself(row: Row, plain: Setting, path: Path) -> None:
     """A draft model that loses track of the text would guess other tokens than the target's."""
     setting = replace(plain, types="draft-model", length=LENGTH, num_slots=4)
     try:
-        scheduler = open_setting(setting, Models(path, path, is_demo=False))
+        scheduler = open_setting(setting, Models(path, path))
     except (ConfigError, ModelError):
         return
     play(scheduler, _requests(8))

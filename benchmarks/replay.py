@@ -53,7 +53,7 @@ def load(model: str, arm: Arm, num_users: int = 1) -> Scheduler:
         scheduler=SchedulerConfig(parallel=num_users),
         speculation=arm.config(),
     )
-    return build_scheduler(config, Models(path(model), None, is_demo=False))[0]
+    return build_scheduler(config, Models(path(model)))[0]
 
 
 def record(

@@ -79,7 +79,7 @@ def open_scheduler(model: Path, context: int, **limits: Any) -> Scheduler:
         scheduler=SchedulerConfig(**limits),
         speculation=SpeculationConfig(spec="off", spec_state="none"),
     )
-    return build_scheduler(config, Models(model, None, is_demo=False))[0]
+    return build_scheduler(config, Models(model))[0]
 
 
 def look_up(folder: Path, count: int, length: int) -> None:

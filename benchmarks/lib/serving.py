@@ -91,7 +91,7 @@ def print_serving(model: Path, num_tokens: int, repeats: int, threads: int | Non
         scheduler=SchedulerConfig(parallel=1),
         speculation=SpeculationConfig(spec="off", spec_state="none"),
     )
-    scheduler, _ = build_scheduler(config, Models(model, None, is_demo=False))
+    scheduler, _ = build_scheduler(config, Models(model))
     text = make_prompts("continue", 1, 0)[0].text
     prompt = scheduler.vocab.tokenize(text, add_special=False, parse_special=True)
     _, tokens = loop_rate(scheduler, prompt, num_tokens)

@@ -44,8 +44,8 @@ class Models:
     """The files to load and, once chosen, the speculators to load them for."""
 
     target: Path
-    draft: Path | None
-    is_demo: bool
+    draft: Path | None = None
+    is_demo: bool = False
     projector: Path | None = None  # reads images for the target
     draft_projector: Path | None = None  # the same for an ordinary draft model
     drafter: Drafter | None = None  # the drafting file: a draft model, or multi-token heads

@@ -33,7 +33,7 @@ def run(config: Config) -> int:
     config = replace(config, speculation=longest)
     draft_ms = 0.0
     if models.draft is not None:
-        draft = load_target(config, Models(models.draft, None, is_demo=False)).engine
+        draft = load_target(config, Models(models.draft)).engine
         steady, _ = time_steps(draft, [1], context=CONTEXTS[0], num_repeats=REPEATS)
         draft_ms = statistics.median(steady[1])
         print(f"\nA token of {models.draft.name} takes {draft_ms:.2f} ms.")

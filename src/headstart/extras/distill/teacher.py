@@ -59,7 +59,7 @@ def compute(
             scheduler=replace(config.scheduler, parallel=1),
             speculation=spec,
         )
-        engine = load_target(settings, Models(target, None, is_demo=False)).engine
+        engine = load_target(settings, Models(target)).engine
         for text in missing:
             known[key_of(text)] = _read(engine, text)
         ids = {"i" + name: best[0] for name, best in known.items()}

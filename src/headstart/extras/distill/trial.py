@@ -86,7 +86,7 @@ def run_trial(
     config, found = replace(config, engine=engine, scheduler=limits), list[list[Answer]]()
     for draft, spec in ways:
         speculation = replace(config.speculation, spec=spec, spec_type=None, options={})
-        models = Models(target, draft, is_demo=False)
+        models = Models(target, draft)
         found.append(_answers(replace(config, speculation=speculation), models, requests))
         gc.collect()  # and whatever of it refers to itself
     pairs = list(zip(*found, strict=True))[len(warm) :]
