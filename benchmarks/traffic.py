@@ -29,9 +29,11 @@ from random import Random
 from threading import Event
 from typing import Any
 
+import numpy as np
+
 from headstart.extras.bench.client import HEADSTART, Answer, Client, running
 from headstart.extras.bench.library import Question
-from headstart.extras.bench.report import quantile, table_head, table_row
+from headstart.extras.bench.report import table_head, table_row
 
 TOKENS = 25  # of an answer, for latency
 ROUNDS = 6  # how often each way is asked, in turn
@@ -69,7 +71,7 @@ def latency(streams: Sequence[int]) -> None:
 
 
 def _quantiles(values: Sequence[float]) -> str:
-    return f"{quantile(values, 0.5):.2f}, {quantile(values, 0.99):.2f}"
+    return ", ".join(f"{value:.2f}" for value in np.quantile(values, (0.5, 0.99)))
 
 
 def pause(options: argparse.Namespace, flags: Sequence[str]) -> None:

@@ -34,12 +34,6 @@ def standard_error(values: Sequence[float]) -> float:
     return factor * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of the values lie, one of them; 0 without values."""
-    ordered = sorted(values)
-    return ordered[round(share * (len(ordered) - 1))] if ordered else 0.0
-
-
 class MeanRatio(NamedTuple):
     """A mean and its error (`standard_error`), which is NaN if unknown."""
 

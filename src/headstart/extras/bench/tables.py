@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from headstart.extras.bench.comparison import (
     BY_HAND,
     OFF,
@@ -15,7 +17,7 @@ from headstart.extras.bench.comparison import (
     bases,
     own_arm,
 )
-from headstart.extras.bench.report import MeanRatio, quantile, table_head, table_row
+from headstart.extras.bench.report import MeanRatio, table_head, table_row
 
 # before the ratio: the arm, and its speed
 COLUMNS: Mapping[str, Sequence[str]] = {
@@ -50,8 +52,8 @@ def _speeds(scores: Mapping[str, Score]) -> Iterator[object]:
     for base, arm in bases(scores).items():
         yield from (arm, f"{scores[arm].rate:.1f}")[: len(COLUMNS[base])]
         yield score.relative_to(scores[arm])
-    yield f"{1000 * quantile([one.first_seconds for one in score.answers], 0.5):.0f}"
-    yield f"{1000 * quantile([one.longest_wait for one in score.answers], 0.99):.0f}"
+    yield f"{1000 * np.quantile([one.first_seconds for one in score.answers], 0.5):.0f}"
+    yield f"{1000 * np.quantile([one.longest_wait for one in score.answers], 0.99):.0f}"
 
 
 def _reasons(score: Score) -> Iterator[object]:

@@ -25,7 +25,7 @@ from headstart.extras.bench.comparison import (
 )
 from headstart.extras.bench.library import Question
 from headstart.extras.bench.picture import picture
-from headstart.extras.bench.report import MeanRatio, quantile, table_head, table_row
+from headstart.extras.bench.report import MeanRatio, table_head, table_row
 from headstart.extras.bench.steps import break_even, time_steps
 from headstart.extras.bench.tables import verdicts
 from headstart.extras.bench.tune import pays_from
@@ -187,11 +187,6 @@ def test_a_ratio_and_its_inverse_average_to_one() -> None:
 
 def test_one_value_has_no_error() -> None:
     assert str(MeanRatio.of([1.5])) == "1.50"
-
-
-def test_a_quantile_is_one_of_the_values() -> None:
-    assert [quantile([3.0, 1.0, 2.0], share) for share in (0.0, 0.5, 1.0)] == [1.0, 2.0, 3.0]
-    assert quantile([], 0.5) == 0.0
 
 
 def test_a_table_has_a_cell_for_each_column() -> None:
