@@ -94,10 +94,3 @@ class Constraint:
                 raise RequestError(
                     f"a trigger has {len(trigger)} bytes but must have 1 to {MAX_TRIGGER_BYTES}"
                 )
-        if self.thoughts and not self.thoughts.end:
-            raise RequestError("reasoning needs a mark that ends it")
-        if not self.triggers and self.includes_trigger:
-            raise RequestError(
-                "includes_trigger says something about triggers, but there is none; name one or "
-                "leave it out"
-            )

@@ -303,8 +303,3 @@ def test_a_constraint_that_is_too_long_is_refused_with_both_sizes() -> None:
 def test_a_trigger_has_a_length(trigger: bytes) -> None:
     with pytest.raises(RequestError, match=f"{len(trigger)} bytes"):
         Constraint(kind=ConstraintKind.JSON_OBJECT, triggers=(trigger,))
-
-
-def test_what_is_said_about_triggers_needs_one() -> None:
-    with pytest.raises(RequestError, match="includes_trigger"):
-        Constraint(kind=ConstraintKind.JSON_OBJECT, includes_trigger=True)
