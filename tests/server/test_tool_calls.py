@@ -115,7 +115,7 @@ def test_a_budget_of_no_thoughts_leaves_the_prompt_alone_and_ends_them_at_once(c
 def test_a_budget_of_thoughts_becomes_their_limit(client, worker):
     ask(client, reasoning_budget_tokens=5, reasoning_budget_message="Enough.")
     limit = worker.requests[-1].thoughts
-    assert (limit.max_tokens, limit.start, limit.end) == (5, b"<think>", b"</think>")
+    assert (limit.max_tokens, limit.start, limit.ends) == (5, b"<think>", (b"</think>",))
     assert bytes(limit.closing) == b"Enough.</think>"
     assert limit.is_thinking
     ask(client)
@@ -274,8 +274,7 @@ def test_tags_say_which_thoughts_a_budget_limits(client, worker):
         limits.append(worker.requests[-1].thoughts)
     assert [limit.is_thinking for limit in limits] == [False, True, False]
     first = limits[0]
-    assert (first.max_tokens, first.start, first.end) == (5, b"<think>", b"</t>")
-    assert first.further_ends == (b".",)
+    assert (first.max_tokens, first.start, first.ends) == (5, b"<think>", (b"</t>", b"."))
     assert bytes(first.closing) == b"Enough.</t>"
     single = {"reasoning_budget_start_tag": "<", "reasoning_budget_end_tag": ">"}
     for fields, expected in (
@@ -286,7 +285,7 @@ def test_tags_say_which_thoughts_a_budget_limits(client, worker):
     ):
         assert client.post("/completion", json={"prompt": "a"} | fields).status_code == 200
         limit = worker.requests[-1].thoughts
-        assert (limit and limit.end) == expected
+        assert (limit and limit.ends[0]) == expected
     for missing in ("end_tags", "start_tag"):
         fields = {name: tag for name, tag in tags.items() if not name.endswith(missing)}
         bad = client.post("/completion", json={"prompt": "a"} | fields | budget)

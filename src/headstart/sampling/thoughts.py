@@ -47,7 +47,7 @@ class ThoughtCounter:
                 self._switch()
             return
         limit = self._limit
-        marks = (limit.end, *limit.further_ends) if self._is_thinking else (limit.start,)
+        marks = limit.ends if self._is_thinking else (limit.start,)
         if not marks[0]:
             return
         text = self._tail + self._spelling(token)

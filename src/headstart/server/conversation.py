@@ -232,7 +232,7 @@ def chat_thoughts(body: ChatBody, model: ServedModel, chat: RenderedChat) -> Tho
     return ThoughtLimit(
         max_tokens=budget if budget >= 0 else NO_LIMIT,
         start=thinking.start.strip().encode(),
-        end=thinking.end.strip().encode(),
+        ends=(thinking.end.strip().encode(),),
         closing=_closing(body, model, thinking.end + thinking.answer),
         is_thinking=chat.start == "thoughts" or begins_with_thoughts,
     )
@@ -260,8 +260,7 @@ def tagged_thoughts(body: GenerationBody, prompt: str, model: ServedModel) -> Th
     return ThoughtLimit(
         max_tokens=budget,
         start=start.encode(),
-        end=ends[0].encode(),
-        further_ends=tuple(end.encode() for end in ends[1:]),
+        ends=tuple(end.encode() for end in ends),
         closing=_closing(body, model, ends[0]),
         is_thinking=prompt.rfind(start) > max(prompt.rfind(end) for end in ends),
     )

@@ -16,10 +16,9 @@ class ThoughtLimit:
 
     max_tokens: int  # per thought, without the marks
     start: bytes  # opening mark, control tokens spelled out; empty: only at the start of the answer
-    end: bytes
+    ends: tuple[bytes, ...]  # at least one: any of them ends thoughts
     closing: tuple[int, ...]  # tokens that end thoughts; at least one
     is_thinking: bool  # whether the prompt has opened thoughts
-    further_ends: tuple[bytes, ...] = ()  # alternative end marks
 
 
 MAX_TEXT_BYTES = 1 << 20

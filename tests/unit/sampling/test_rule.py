@@ -324,7 +324,11 @@ def counter(
     max_tokens: int = 3, *, is_thinking: bool = True, start: bytes = b"<t>"
 ) -> ThoughtCounter:
     limit = ThoughtLimit(
-        max_tokens=max_tokens, start=start, end=b"</t>", closing=CLOSING, is_thinking=is_thinking
+        max_tokens=max_tokens,
+        start=start,
+        ends=(b"</t>",),
+        closing=CLOSING,
+        is_thinking=is_thinking,
     )
     return ThoughtCounter(limit, lambda token: bytes([token]))
 
@@ -354,10 +358,9 @@ def test_thoughts_may_end_with_any_of_several_marks() -> None:
     limit = ThoughtLimit(
         max_tokens=9,
         start=b"<t>",
-        end=b"</t>",
+        ends=(b"</t>", b"</a long mark>"),
         closing=CLOSING,
         is_thinking=True,
-        further_ends=(b"</a long mark>",),
     )
     thoughts = ThoughtCounter(limit, lambda token: bytes([token]))
     assert not read(thoughts, b"a</a long mark>and so on and on").closing()

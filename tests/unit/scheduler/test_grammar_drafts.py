@@ -206,7 +206,7 @@ def test_a_draft_model_of_greedy_requests_picks_the_best_legal_token() -> None:
 
 CLOSING = b" so: </t>"
 LIMIT = ThoughtLimit(
-    max_tokens=17, start=b"<t>", end=b"</t>", closing=tuple(CLOSING), is_thinking=True
+    max_tokens=17, start=b"<t>", ends=(b"</t>",), closing=tuple(CLOSING), is_thinking=True
 )
 
 
