@@ -32,11 +32,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from benchmarks.lib.processes import children, megabytes, read
 from benchmarks.lib.watched import page_seconds, tell_stalls
 
-from headstart.extras.bench.client import running
+from headstart.extras.bench.client import Client, running
 from headstart.extras.bench.report import table_head, table_row
 
 CONTEXT = 2048
@@ -48,33 +49,10 @@ NAME = {"type": "string", "maxLength": 8}
 SLOW_SCHEMA = {"allOf": [{"multipleOf": n} for n in (97, 89, 83)] + [{"type": "integer"}]}
 
 
-@dataclass(slots=True)
-class Server:
-    """The running server and its two processes."""
-
-    pid: int
-    port: int
-
-    def engine(self) -> int:
-        """The child that runs the engine; 0 if there is none now."""
-        engines = (c for c in children(self.pid) if "spawn_main" in read(c, "cmdline"))
-        return next(engines, 0)
-
-    def request(
-        self, method: str, path: str, body: Any = None, key: str = POLITE[0], timeout: float = 300
-    ) -> tuple[http.client.HTTPResponse, http.client.HTTPConnection]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
-        data = None if body is None else json.dumps(body)
-        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-        connection.request(method, path, data, headers)
-        return connection.getresponse(), connection
-
-    def get(self, path: str) -> tuple[int, Any]:
-        response, connection = self.request("GET", path, timeout=30)
-        try:
-            return response.status, json.loads(response.read())
-        finally:
-            connection.close()
+def engine_of(pid: int) -> int:
+    """The child of a server that runs the engine; 0 if there is none now."""
+    engines = (child for child in children(pid) if "spawn_main" in read(child, "cmdline"))
+    return next(engines, 0)
 
 
 @dataclass(slots=True)
@@ -106,11 +84,11 @@ class Record:
             print(f"lost: {what}", file=sys.stderr, flush=True)
 
 
-class Client(threading.Thread):
+class User(threading.Thread):
     """One client after another, until it is told to stop."""
 
     def __init__(
-        self, server: Server, record: Record, key: str, seed: int, stop: threading.Event
+        self, server: Client, record: Record, key: str, seed: int, stop: threading.Event
     ) -> None:
         super().__init__(daemon=True)
         self._server, self._record, self._key, self._ending = server, record, key, stop
@@ -136,9 +114,17 @@ class Client(threading.Thread):
             + [self._store]
         )  # fmt: skip
 
+    def _open(
+        self, path: str, body: dict[str, Any]
+    ) -> tuple[http.client.HTTPResponse, http.client.HTTPConnection]:
+        connection = http.client.HTTPConnection(urlsplit(self._server.url).netloc, timeout=300)
+        headers = {"Authorization": f"Bearer {self._key}", "Content-Type": "application/json"}
+        connection.request("POST", path, json.dumps(body), headers)
+        return connection.getresponse(), connection
+
     def _post(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
         began = time.monotonic()
-        response, connection = self._server.request("POST", path, body, self._key)
+        response, connection = self._open(path, body)
         try:
             data = response.read()
         finally:
@@ -210,7 +196,7 @@ class Client(threading.Thread):
 
     def _leave(self) -> None:
         body = {"prompt": self._random.choice(PROMPTS), "max_tokens": 500, "stream": True}
-        response, connection = self._server.request("POST", "/completion", body, self._key)
+        response, connection = self._open("/completion", body)
         response.read1(200)
         connection.close()
         self._record.add("left")
@@ -229,7 +215,7 @@ class Client(threading.Thread):
     def _unread(self) -> None:
         """Ask for much, read nothing, go."""
         body = {"prompt": "a", "max_tokens": 400, "stream": True, "n_probs": 20}
-        _, connection = self._server.request("POST", "/completion", body, self._key)
+        _, connection = self._open("/completion", body)
         self._ending.wait(3)
         connection.close()
         self._record.add("left")
@@ -238,7 +224,7 @@ class Client(threading.Thread):
         """Some hundred endless answers at once; leave while most of them wait."""
         body = {"prompt": [f"{i} {self._random.random()}" for i in range(100)], "stream": True}
         body |= {"max_tokens": 2000, "ignore_eos": True}
-        response, connection = self._server.request("POST", "/v1/completions", body, self._key)
+        response, connection = self._open("/v1/completions", body)
         self._record.add("flood")
         self._ending.wait(self._random.uniform(1, 20))
         connection.close()
@@ -257,15 +243,15 @@ class Client(threading.Thread):
 class Killer(threading.Thread):
     """Kills the engine at random, and never while it starts."""
 
-    def __init__(self, server: Server, record: Record, rate: float, stop: threading.Event) -> None:
+    def __init__(self, server: Client, record: Record, rate: float, stop: threading.Event) -> None:
         super().__init__(daemon=True)
         self._server, self._record, self._rate, self._ending = server, record, rate, stop
 
     def run(self) -> None:
         chance = random.Random(1)
         while not self._ending.wait(chance.expovariate(self._rate / 60.0)):
-            with suppress(OSError, ValueError):
-                if self._server.get("/health")[0] == 200 and (pid := self._server.engine()):
+            if self._server.get("/health") and (pid := engine_of(self._server.pid)):
+                with suppress(OSError):
                     self._record.kills.append(time.monotonic())
                     os.kill(pid, signal.SIGKILL)
 
@@ -290,15 +276,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command += ["--slot-save-path", str(folder / "slots")]
         environment = os.environ | {"HEADSTART_CACHE": name}
         with running(command, log, POLITE[0], environment) as client:
-            code = _soak(Server(client.pid, int(client.url.rpartition(":")[2])), options)
+            code = _soak(client, options)
     return tell_stalls(log.read_text(errors="replace"), page_seconds()) or code
 
 
-def _soak(server: Server, options: argparse.Namespace) -> int:
+def _soak(server: Client, options: argparse.Namespace) -> int:
     record, stop = Record(), threading.Event()
     keys = [POLITE[i % len(POLITE)] for i in range(options.clients)] + [GREEDY] * 2
-    clients = [Client(server, record, key, seed, stop) for seed, key in enumerate(keys)]
-    threads: list[threading.Thread] = list(clients)
+    users = [User(server, record, key, seed, stop) for seed, key in enumerate(keys)]
+    threads: list[threading.Thread] = list(users)
     if options.kills_per_minute > 0:
         threads.append(Killer(server, record, options.kills_per_minute, stop))
     for thread in threads:
@@ -311,35 +297,33 @@ def _soak(server: Server, options: argparse.Namespace) -> int:
         slowest, until = 0.0, min(now + 60 * options.row_minutes, end)
         while time.monotonic() < until:
             began = time.monotonic()
-            with suppress(OSError, ValueError):
-                server.get("/health")
+            server.get("/health")
             slowest = max(slowest, time.monotonic() - began)
             time.sleep(0.25)
         print(_row(server, record, time.monotonic() - begun, slowest), flush=True)
     stop.set()
-    for client in clients:
-        client.join(300)
-    stuck, hanging = _stuck(server), sum(client.is_alive() for client in clients)
+    for user in users:
+        user.join(300)
+    stuck, hanging = _stuck(server), sum(user.is_alive() for user in users)
     print(f"\nstuck slots: {stuck}; clients that hang: {hanging}")
     print(f"polite requests refused before the first kill: {record.counts['polite refused']}")
     bad = sum(record.counts[name] for name in ("lost", "changed", "other 5xx")) + stuck + hanging
     return 1 if bad else 0
 
 
-def _stuck(server: Server) -> int:
+def _stuck(server: Client) -> int:
     """Slots that are busy though nobody asks any more."""
     busy = -1
     for _ in range(100):
-        with suppress(OSError, ValueError, TypeError):
-            status, slots = server.get("/slots")
-            busy = sum(slot["is_processing"] for slot in slots) if status == 200 else -1
-            if not busy:
-                return 0
+        slots = server.get("/slots")
+        busy = -1 if slots is None else sum(slot["is_processing"] for slot in slots)
+        if not busy:
+            return 0
         time.sleep(0.5)
     return busy
 
 
-def _row(server: Server, record: Record, seconds: float, health: float) -> str:
+def _row(server: Client, record: Record, seconds: float, health: float) -> str:
     with record.lock:
         counts, slowest = dict(record.counts), record.slowest
         record.slowest = 0.0
@@ -347,7 +331,7 @@ def _row(server: Server, record: Record, seconds: float, health: float) -> str:
         f"{seconds / 60:.0f}",
         *(counts.get(name, 0) for name in ("calls", *WATCHED, "lost to a kill")),
         len(record.kills),
-        *map(megabytes, (server.pid, server.engine())),
+        *map(megabytes, (server.pid, engine_of(server.pid))),
         _open_files(server.pid),
         f"{1000 * health:.0f}",
         f"{slowest:.1f}",
