@@ -11,7 +11,6 @@ from benchmarks.lib.quantized import FORMATS, write
 
 from headstart.app.cli.verify import VerifyOptions, make_requests
 from headstart.app.verify import TEMPERATURES
-from headstart.config import Config
 from headstart.extras.bench.client import Client, running
 from headstart.extras.bench.report import table_head, table_row
 from headstart.types.request import Request
@@ -34,7 +33,7 @@ def print_texts(folder: Path, names: Sequence[str], server: str, quantize: str) 
     print(table_head("model", "texts a way", *(f"{n} slots, {s}, {p}" for n, s, p in ways)))
     for format_name, name in product(FORMATS, names):
         path = write(folder, name, format_name, quantize)[1]
-        requests = make_requests(Config(), VerifyOptions(prompts_limit=4, tokens=400), Path(path))
+        requests = make_requests(VerifyOptions(prompts_limit=4, tokens=400), Path(path))
         texts: list[Texts] = []
         for slots, speculation in product(SLOTS, SPECULATION):
             flags = ["-m", path, "-np", str(slots), "-c", str(1024 * slots), "-t", "1"]

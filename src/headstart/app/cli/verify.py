@@ -55,7 +55,7 @@ def run(resolved: Resolved, words: list[str]) -> int:
             same = f"{num - len(found)} of {num} the same"
             print(f"{way!s:<44} {same}", *kinds, sep="  ", flush=True)
 
-    requests = make_requests(config, options, models.target)
+    requests = make_requests(options, models.target)
     slots = tuple(dict.fromkeys((1, config.scheduler.parallel)))
     verdict = verify(open_scheduler, requests, slots, is_exact=config.engine.exact, tell=tell)
     print(json.dumps(verdict.describe(), indent=2) if options.json else _summary(verdict))
@@ -77,7 +77,7 @@ def _settings(config: Config) -> Config:
     return replace(config, speculation=speculation)
 
 
-def make_requests(config: Config, options: VerifyOptions, target: Path) -> list[Request]:
+def make_requests(options: VerifyOptions, target: Path) -> list[Request]:
     """Prompts cut from this package's source, with sampling parameters in turn."""
     from headstart.engine.model import Model
 
