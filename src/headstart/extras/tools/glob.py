@@ -1,15 +1,16 @@
-"""Path patterns as llama-server reads them: ** any text, * and ? within a name, [abc] a class.
+"""Path patterns as llama-server reads them: ** any text, * and ? within a name, [abc] and [!abc].
 
 Matched in time that grows with pattern times path, whatever the pattern: it comes from a model.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Callable
 from functools import lru_cache
 
-Accepts = Callable[[str], bool]
+Accepts = Callable[[str], object]
 
 
 def matches(pattern: str, path: str) -> bool:
@@ -54,15 +55,7 @@ def _read(pattern: str) -> tuple[tuple[Accepts, bool], ...]:
         elif part in ("*", "?"):
             parts.append((lambda character: character != "/", part == "*"))
         elif len(part) > 1:
-            members = re.sub(r"([\\\[\]^&~|])", r"\\\1", part[1:-1])
-            try:
-                parts.append((_accepts(re.compile(f"[{members}]")), False))
-            except re.error:  # a range that runs backwards
-                parts.append((lambda character: False, False))
+            parts.append((re.compile(fnmatch.translate(part)).match, False))
         else:
             parts.append((part.__eq__, False))
     return tuple(parts)
-
-
-def _accepts(members: re.Pattern[str]) -> Accepts:
-    return lambda character: members.fullmatch(character) is not None
