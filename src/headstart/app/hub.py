@@ -77,25 +77,29 @@ class Hub:
             drafters=drafters,
         )
 
-    def open(self, repo: str) -> Repository:
-        """The files of a repository: at the hub, or in the cache if the hub cannot be asked.
+    def open(self, reference: str) -> Repository:
+        """The files of user/repo or user/repo:quant: at the hub, or in the cache if the hub cannot
+        be asked.
 
         Raises:
+            ConfigError: the reference has another form.
             ModelError: neither knows it.
         """
         if self.offline:
-            return self._cached(repo)
+            return self._cached(reference)
+        repo, quant = parse_reference(reference)
         try:
-            return Repository(self, repo, tuple(self.sizes(repo)))
+            return Repository(self, repo, quant, tuple(self.sizes(repo)))
         except _UnreachableError as error:
             try:
-                cached = self._cached(repo)
+                cached = self._cached(reference)
             except ModelError:
                 raise error from None
             logger.warning("%s; using what is cached", error)
             return replace(cached, problem=error)
 
-    def _cached(self, repo: str) -> Repository:
+    def _cached(self, reference: str) -> Repository:
+        repo, quant = parse_reference(reference)
         snapshot = self.snapshot(repo)
         files = [path for path in snapshot.rglob("*") if path.is_file()] if snapshot else []
         if snapshot is None or not files:
@@ -104,7 +108,7 @@ class Hub:
                 "start once without --offline to download it"
             )
         paths = sorted(path.relative_to(snapshot).as_posix() for path in files)
-        return Repository(self, repo, tuple(paths), snapshot)
+        return Repository(self, repo, quant, tuple(paths), snapshot)
 
     def cached_models(self) -> dict[str, Path]:
         """user/repo:QUANT -> file of every model in the cache, as llama-server names them."""
@@ -120,9 +124,8 @@ class Hub:
     def cached_file(self, reference: str, file: str | None = None) -> Path | None:
         """Path of a model in the cache; None if it is not there."""
         try:
-            repo, quant = parse_reference(reference)
-            cached = self._cached(repo)
-            return cached.fetch(cached.select(quant, file))
+            cached = self._cached(reference)
+            return cached.fetch(cached.select(file))
         except (ConfigError, ModelError):
             return None
 
@@ -181,8 +184,7 @@ class Hub:
         Raises:
             ConfigError, ModelError: there is none.
         """
-        repo, quant = parse_reference(name)
-        self.open(repo).select(quant, None)
+        self.open(name).select(None)
 
     def download(self, name: str) -> tuple[list[str], dict[str, str]]:
         """The command that downloads a model, and its environment; with --offline one that does
@@ -271,11 +273,12 @@ class Repository:
 
     hub: Hub
     name: str
+    quant: str  # that is wanted; "": any
     paths: tuple[str, ...]
     snapshot: Path | None = None  # its folder in the cache, if the hub is not asked
     problem: ModelError | None = None  # why it could not be asked
 
-    def select(self, quant: str, file: str | None) -> list[str]:
+    def select(self, file: str | None) -> list[str]:
         """The files of a model, the one to open first.
 
         Raises:
@@ -283,7 +286,7 @@ class Repository:
         """
         name = f"{self.name} (cached)" if self.snapshot else self.name
         try:
-            return select_files(name, self.paths, quant, file)
+            return select_files(name, self.paths, self.quant, file)
         except ModelError as error:
             raise self.problem or error from None
 
@@ -320,7 +323,7 @@ def main(name: str, *drafters: str) -> int:
 
         watching = threading.Thread(target=watch, daemon=True)
         watching.start()
-        Repository(hub, repo, tuple(sizes)).fetch(files)
+        Repository(hub, repo, quant, tuple(sizes)).fetch(files)
         is_over.set()
         watching.join()
         _tell(repo, total, total)

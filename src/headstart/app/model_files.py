@@ -14,13 +14,7 @@ from typing import TYPE_CHECKING
 
 from headstart.app import demo
 from headstart.app.hub import Hub, Repository
-from headstart.app.hub_files import (
-    DRAFTERS,
-    choose_drafter,
-    choose_file,
-    parse_reference,
-    split_parts,
-)
+from headstart.app.hub_files import DRAFTERS, choose_drafter, choose_file, split_parts
 from headstart.app.speculation import (
     WITH_HEADS,
     needs_draft_model,
@@ -72,22 +66,20 @@ def find_models(config: Config, environment: Mapping[str, str] = os.environ) -> 
         for flag, path in (("--mmproj", images.mmproj), ("--draft-mmproj", images.draft_mmproj))
     )
     if model.hf_repo:
-        name, quant = parse_reference(model.hf_repo)
-        repository = hub.open(name)
-        files = repository.select(quant, model.hf_file)
+        repository = hub.open(model.hf_repo)
+        files = repository.select(model.hf_file)
         target = repository.fetch(files)
         if draft is None and not model.draft_hf_repo:
             kinds = drafters_wanted(config)
-            beside = choose_drafter(repository.paths, kinds, quant, files[0])
+            beside = choose_drafter(repository.paths, kinds, repository.quant, files[0])
             draft = _fetch_beside(config, repository, beside, target) if beside else None
         if projector is None and images.mmproj_auto:
             projector = _projector_beside(repository, files[0])
     if model.draft_hf_repo:
-        name, quant = parse_reference(model.draft_hf_repo)
-        repository = hub.open(name)
-        whole = choose_file(repository.paths, quant) or ""
-        drafter = choose_drafter(repository.paths, _drafters_named(config), quant, whole)
-        files = repository.select(quant, drafter)
+        repository = hub.open(model.draft_hf_repo)
+        paths, quant = repository.paths, repository.quant
+        whole = choose_file(paths, quant) or ""
+        files = repository.select(choose_drafter(paths, _drafters_named(config), quant, whole))
         draft = repository.fetch(files)
     if draft_projector is not None and projector is None:
         raise ConfigError("--draft-mmproj is given but no --mmproj: the target reads no images")

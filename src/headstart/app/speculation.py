@@ -58,8 +58,8 @@ def wanted_types(config: SpeculationConfig, drafter: str | None) -> tuple[str, .
             there may be one, which was not read yet; None: there is none.
 
     Raises:
-        ConfigError: an unknown name, a draft model or an option that nothing would use, or an option
-            with a value that cannot work.
+        ConfigError: an unknown name, a draft model or an option that nothing would use, or an
+            option with a value that cannot work.
     """
     if config.spec == DraftMode.OFF.value or config.spec_type == "none":
         return ()
