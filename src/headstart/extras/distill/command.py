@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
@@ -20,7 +20,7 @@ from headstart.app.model_files import find_models
 from headstart.config import Config, option
 from headstart.config.fields import listed
 from headstart.extras.distill.candidates import Candidates, draft_files
-from headstart.extras.distill.measure import Findings, measure
+from headstart.extras.distill.measure import Findings
 from headstart.extras.distill.prices import of_machine
 from headstart.extras.distill.proof import Proof, prove
 from headstart.extras.distill.texts import (
@@ -160,8 +160,21 @@ class _Work:
             print("\n".join(lines), flush=True)
 
     def measure(self) -> Findings:
+        """Compare no drafts, copies, and draft models alone and after copies.
+
+        Raises:
+            ModelError: a draft model cannot draft for this target.
+        """
         prices = of_machine(self.config, self.models)
-        return measure(self.candidates, self.later, self.earlier, self.drafts, prices)
+        copies, not_used = self.candidates.suffix(self.later, self.earlier), {}
+        found = Findings.of(self.later, copies, prices)
+        for path in self.drafts:
+            try:
+                made = self.candidates.draft_model(path, self.later)
+                found = found.with_model(path.stem, *made)
+            except ConfigError as error:
+                not_used[path.name] = str(error)
+        return replace(found, not_used=not_used).bounded()
 
     def cut(self, found: Findings) -> None:
         """Leave out of the draft model what the earlier texts do not have, and measure that."""

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,9 @@ from headstart.extras.distill.acceptance import (
     always_right,
     walk,
 )
-from headstart.extras.distill.candidates import SUFFIX, Candidates
+from headstart.extras.distill.candidates import SUFFIX
 from headstart.extras.distill.prices import StepPrices
 from headstart.extras.distill.texts import RecordedText, counts
-from headstart.types.errors import ConfigError
 
 LEAST_GAIN = 1.1  # of a draft model that is always right, over the best without; less is too little
 SHOWN = (1, 2, 4, 8)  # positions
@@ -153,32 +151,6 @@ class Findings:
         yield from (f"{name} is not compared: {why}" for name, why in self.not_used.items())
         if self.refusal:
             yield self.refusal
-
-
-def measure(
-    candidates: Candidates,
-    texts: Sequence[RecordedText],
-    earlier: Sequence[RecordedText],
-    drafts: Sequence[Path],
-    prices: StepPrices,
-) -> Findings:
-    """Compare no drafts, text copies, and draft models alone and after copies.
-
-    Args:
-        earlier: what the copies may also come from.
-        prices: of the target's steps.
-
-    Raises:
-        ConfigError, ModelError: a draft model cannot draft for this target.
-    """
-    found = Findings.of(texts, candidates.suffix(texts, earlier), prices)
-    not_used = {}
-    for path in drafts:
-        try:
-            found = found.with_model(path.stem, *candidates.draft_model(path, texts))
-        except ConfigError as error:
-            not_used[path.name] = str(error)
-    return replace(found, not_used=not_used).bounded()
 
 
 def best_arm(
