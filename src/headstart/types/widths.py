@@ -58,7 +58,7 @@ class WidthClasses:
 
     def __str__(self) -> str:
         """Format like "1 | 2-8 | 9-16"."""
-        compared = self._compared()
+        compared = sorted((*self.mixed, *(n for one in self.classes for n in one)))
         names = [_ranges(one, compared) for one in sorted(self.classes)]
         mixed = [f"mixed: {_ranges(self.mixed, compared)}"] if self.mixed else []
         return " | ".join(names + mixed)
@@ -96,9 +96,6 @@ class WidthClasses:
         if (cost := self.exact_cost(kind)) is not None:
             price = f"makes a step without drafts take up to {100 * cost:.0f} % longer"
         return f"texts may differ at near ties (rows that agree: {self}); --exact {price}"
-
-    def _compared(self) -> list[int]:
-        return sorted((*self.mixed, *(n for one in self.classes for n in one)))
 
 
 def _padded(sizes: Sequence[int], most_padding: int) -> tuple[int, ...]:
