@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.harness import Answer, collect, submit_all
+
 from headstart.app.assemble import WARM_UP_SECONDS
 from headstart.app.speculation import make_speculator, needs_draft_model
 from headstart.config import SchedulerConfig, SpeculationConfig
@@ -20,7 +22,7 @@ from headstart.scheduler.warm_up import WarmUp
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.types import Engine, Vocab
 from headstart.types.errors import ConfigError, HeadstartError
-from headstart.types.request import ErrorEvent, FinishEvent, Request, RequestStats, TokenEvent
+from headstart.types.request import Request, RequestStats
 from headstart.types.state_batch import DraftContext
 
 LONGEST_DRAFT = 32  # tokens that any arm may verify in a step and slot
@@ -130,32 +132,25 @@ def answer(scheduler: Scheduler, requests: Sequence[Request]) -> Run:
     Raises:
         HeadstartError: one of them failed, or a speculator.
     """
-    names = [str(i) for i in range(len(requests))]
-    for name, request in zip(names, requests, strict=True):
-        scheduler.submit(replace(request, request_id=name))
-    texts: dict[str, list[int]] = {name: [] for name in names}
-    stats: dict[str, RequestStats] = {}
+    submit_all(scheduler, (replace(one, request_id=str(i)) for i, one in enumerate(requests)))
+    found: dict[str, Answer] = {}
     steps: list[StepRecord] = []
     started = scheduler.clock()
     while scheduler.has_work:
         steps.append(scheduler.step())
-        for event in scheduler.take_events():
-            if isinstance(event, TokenEvent):
-                texts[event.request_id] += event.tokens
-            elif isinstance(event, FinishEvent):
-                stats[event.request_id] = event.stats
-            elif isinstance(event, ErrorEvent):
-                raise HeadstartError(f"a request failed: {event.error}: {event.message}")
+        collect(scheduler, found)
     seconds = scheduler.clock() - started
+    if errors := [one.error for one in found.values() if one.error]:
+        raise HeadstartError(f"a request failed: {errors[0].error}: {errors[0].message}")
     if failures := [
         f"{speculator.name} in {speculator.failure}"
         for speculator in scheduler.drafting.speculators.values()
         if speculator.failure
     ]:
         raise HeadstartError(f"a speculator failed: {'; '.join(failures)}")
-    return Run(
-        seconds, tuple(tuple(texts[n]) for n in names), tuple(stats[n] for n in names), tuple(steps)
-    )
+    answers = [found[str(i)] for i in range(len(requests))]
+    texts = tuple(tuple(one.tokens) for one in answers)
+    return Run(seconds, texts, tuple(one.stats for one in answers), tuple(steps))
 
 
 @dataclass(slots=True)
