@@ -39,7 +39,7 @@ CONTEXT = 1024  # tokens of a row; of longer texts the end
 BATCH_TOKENS = 3072
 RATE = 2e-4  # of AdamW, for models of a million parameters; larger ones take less
 CHECK_SHARE = 0.1  # of the texts, the last ones: the weights that get most of them right are kept
-SAVE_SECONDS = 30.0
+SAVE_SECONDS = 20.0  # then it also tells how far it is
 MOST_EPOCHS = 8.0
 LOSSES = ("kl", "tv", "hybrid", "ce")  # the target's probabilities; both; the recorded tokens
 
@@ -140,7 +140,7 @@ class Trainer:
     def run(self, tell: Callable[[str], None]) -> Trained:
         """Train until time or epochs are spent."""
         started = time.monotonic() - self._elapsed
-        told = saved = time.monotonic()
+        told = time.monotonic()
         average: float | None = None
         while (progress := self._progress()) < 1.0:
             loss = self._learn(progress)
@@ -150,15 +150,13 @@ class Trainer:
             self._elapsed = now - started
             if 8 * self._progress() >= self._num_checks + 1:
                 self._check()
-            if now - told > 10.0:
+            if now - told > SAVE_SECONDS:
+                self._save()
                 told, left = now, self._elapsed * (1.0 / self._progress() - 1.0)
                 tell(
                     f"step {self._step}: loss {average:.3f}, {self._best:.1%} accepted at best, "
                     f"{max(0.0, left):.0f} s left"
                 )
-            if now - saved > SAVE_SECONDS:
-                saved = now
-                self._save()
         self._check()
         self._save()
         return Trained(self._weights, self._step, self._elapsed, self._before, self._best)
