@@ -15,7 +15,6 @@ from headstart.app.speculation import make_speculator
 from headstart.config import SchedulerConfig, SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.sampling import SamplingParams
-from headstart.sampling.grammar.compiler import GrammarCompiler
 from headstart.sampling.grammar.state import GrammarState
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler import sequence as scheduling
@@ -231,7 +230,6 @@ def make_scheduler(
     spec: SpeculationConfig | None = None,
     controller: Controller | None = None,
     vocab: ByteVocab | None = None,
-    compiler: GrammarCompiler | None = None,
     clock: Callable[[], float] | None = None,
     **limits: Any,
 ) -> Scheduler:
@@ -245,7 +243,6 @@ def make_scheduler(
         drafting,
         SchedulerConfig(**{"parallel": 4, "prefill_ms": 0.0, **limits}),
         clock,
-        compiler,
     )
 
 

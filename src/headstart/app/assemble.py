@@ -93,7 +93,6 @@ def build_scheduler(
     from headstart.app.stored_prompts import open_disk
     from headstart.engine import library
     from headstart.engine.machine import available_memory
-    from headstart.sampling.grammar.compiler import GrammarCompiler
     from headstart.scheduler.scheduler import Scheduler
     from headstart.scheduler.turns import AdapterTurns
     from headstart.types.report import EmbeddingInfo, WorkerInfo
@@ -118,8 +117,7 @@ def build_scheduler(
     drafting = make_drafting(config, models.types, target, drafting_parts, controller, file)
     cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
     limits = replace(config.scheduler, cache_ram=cache_ram)
-    compiler = GrammarCompiler(engine.model.vocab)
-    scheduler = Scheduler(engine, engine.model.vocab, drafting, limits, compiler=compiler)
+    scheduler = Scheduler(engine, engine.model.vocab, drafting, limits)
     if target.classes is not None:
         scheduler.know_widths(target.classes, is_exact=True)
     embedding = None

@@ -7,16 +7,16 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from headstart.scheduler.sequence import Sequence
+from headstart.types import Vocab
 from headstart.types.errors import (
     CapacityError,
     HeadstartError,
     LexerLimitError,
-    NotSupportedError,
     QuotaError,
     RequestError,
 )
@@ -41,10 +41,8 @@ class ConstraintQueue:
         share: seconds of compile time per tenant in SHARE_SECONDS while other tenants compete.
     """
 
-    def __init__(
-        self, compiler: GrammarCompiler | None, share: float, clock: Callable[[], float]
-    ) -> None:
-        self._compiler = compiler
+    def __init__(self, vocab: Vocab, share: float, clock: Callable[[], float]) -> None:
+        self._vocab = vocab
         self._share = share
         self._clock = clock
         # by tenant, when its whole share is available again. Source: the virtual scheduling
@@ -56,27 +54,20 @@ class ConstraintQueue:
         self._compiling: dict[str, Future[Compiled]] = {}  # by tenant
         self._renewed: set[Sequence] = set()  # answers with private lexers, or soon
 
+    @cached_property  # it imports llguidance, and starts nothing yet
+    def compiler(self) -> GrammarCompiler:
+        from headstart.sampling.grammar.compiler import GrammarCompiler
+
+        return GrammarCompiler(self._vocab)
+
     def __len__(self) -> int:
         return sum(map(len, self.waiting.values()))
 
     def __iter__(self) -> Iterator[Sequence]:
         return chain.from_iterable(self.waiting.values())
 
-    def prepare(self) -> None:
-        """Start reading the vocabulary, so that the first constraint need not wait for it."""
-        if self._compiler is not None:
-            self._compiler.prepare()
-
     def add(self, sequence: Sequence) -> None:
-        """Queue a request until its constraint is compiled.
-
-        Raises:
-            NotSupportedError: no compiler is loaded.
-        """
-        if self._compiler is None:
-            raise NotSupportedError(
-                "constraints are not supported here: no grammar engine is loaded"
-            )
+        """Queue a request until its constraint is compiled."""
         if (legality := sequence.text.legality) is not None:  # it continues in a private lexer
             sequence.request = replace(sequence.request, constraint=legality.interrupt())
             sequence.compiled = None
@@ -92,9 +83,8 @@ class ConstraintQueue:
         legality, constraint = sequence.text.legality, sequence.request.constraint
         if legality is None or constraint is None or not isinstance(error, LexerLimitError):
             return False
-        assert self._compiler is not None
-        if self._compiler.cached(constraint) is sequence.compiled:
-            self._compiler.forget(constraint)
+        if self.compiler.cached(constraint) is sequence.compiled:
+            self.compiler.forget(constraint)
         self.release(sequence)
         return legality.can_renew
 
@@ -129,12 +119,11 @@ class ConstraintQueue:
         return taken
 
     def _compile_next(self) -> None:
-        assert self._compiler is not None
         self._count()
         for tenant in [one for one, future in self._compiling.items() if future.done()]:
             del self._compiling[tenant]
         for tenant, queue in list(self.waiting.items()):
-            if len(self._compiling) >= self._compiler.num_threads:
+            if len(self._compiling) >= self.compiler.num_threads:
                 return
             new = next((one for one in queue if self._may_begin(one)), None)
             if new is None or tenant in self._compiling:
@@ -142,10 +131,10 @@ class ConstraintQueue:
             if new.admitted is not None or not self._wait(tenant):
                 constraint, legality = new.request.constraint, new.text.legality
                 assert constraint is not None
-                new.compiled = self._compiling[tenant] = self._compiler.compile(constraint)
+                new.compiled = self._compiling[tenant] = self.compiler.compile(constraint)
                 if legality is not None and constraint.read:
                     self._renewed.add(new)
-                    self._compiler.forget(constraint)  # of use to no other answer
+                    self.compiler.forget(constraint)  # of use to no other answer
                 self._compiling[tenant].add_done_callback(
                     partial(self._note, tenant, self._clock())
                 )
@@ -175,10 +164,9 @@ class ConstraintQueue:
 
     def _compiled(self, sequence: Sequence) -> Future[Compiled] | None:
         """The compiled constraint, kept once found: comparing constraints of a megabyte is slow."""
-        assert self._compiler is not None
         assert sequence.request.constraint is not None
         if sequence.compiled is None:
-            sequence.compiled = self._compiler.cached(sequence.request.constraint)
+            sequence.compiled = self.compiler.cached(sequence.request.constraint)
         return sequence.compiled
 
     def _may_begin(self, sequence: Sequence) -> bool:
@@ -201,7 +189,6 @@ class ConstraintQueue:
         return waited > QUEUE_SECONDS or self._wait(sequence.tenant) > 0.0
 
     def _outcome(self, sequence: Sequence) -> HeadstartError | None:
-        assert self._compiler is not None
         compiling, constraint = self._compiled(sequence), sequence.request.constraint
         assert constraint is not None
         if compiling is None:
@@ -227,7 +214,7 @@ class ConstraintQueue:
             )
         error, legality = compiling.exception(), sequence.text.legality
         if not (error is None or isinstance(error, RequestError)):  # another time it may be
-            self._compiler.forget(constraint)
+            self.compiler.forget(constraint)
         if error is None:
             if legality is not None:
                 legality.renew(compiling.result().make)

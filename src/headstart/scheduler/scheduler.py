@@ -39,7 +39,6 @@ from headstart.types.request import Event, Request, SlotAction
 from headstart.types.widths import WidthClasses
 
 if TYPE_CHECKING:
-    from headstart.sampling.grammar.compiler import GrammarCompiler
     from headstart.worker.embedding import EmbeddingQueue
 
 log = logging.getLogger(__name__)
@@ -66,7 +65,6 @@ class Scheduler:
         drafting: Drafting,
         config: SchedulerConfig,
         clock: Callable[[], float] = time.perf_counter,
-        compiler: GrammarCompiler | None = None,
     ) -> None:
         self.engine = engine = observed(engine, drafting.speculators.values())
         self.vocab = vocab
@@ -74,7 +72,7 @@ class Scheduler:
         self.config = config
         self.clock = clock
         self.cells = [Cells(seq_id) for seq_id in range(config.parallel)]
-        self.compiling = ConstraintQueue(compiler, config.tenant_compile_seconds, clock)
+        self.compiling = ConstraintQueue(vocab, config.tenant_compile_seconds, clock)
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []  # in the order of their admission
         self.counters = Counters()

@@ -114,7 +114,7 @@ def run_loop(
     if (disk := scheduler.cache.offloading.disk) is not None:
         wait([disk.begin()], WAIT_SECONDS)  # enough for a hundred files, to be counted
     send(Message(report=make_report(scheduler)))
-    scheduler.compiling.prepare()
+    scheduler.compiling.compiler.prepare()
     commands = deque[Command]()
 
     def is_wanted() -> bool:

@@ -65,8 +65,8 @@ class HandCompiler(GrammarCompiler):
 
 def queued(clock: Clock, texts: dict[str, Sequence[str]]) -> tuple[ConstraintQueue, HandCompiler]:
     """A queue with these constraints of each tenant."""
-    compiler = HandCompiler()
-    queue = ConstraintQueue(compiler, SHARE, clock)
+    queue = ConstraintQueue(ByteVocab(), SHARE, clock)
+    queue.compiler = compiler = HandCompiler()
     for tenant, constraints in texts.items():
         for text in constraints:
             add(queue, clock, tenant, text)

@@ -34,22 +34,15 @@ from tests.unit.scheduler.constrained import (
     make_scheduler,
 )
 
-from headstart.config import SchedulerConfig, SpeculationConfig
-from headstart.control.controller import Controller
+from headstart.config import SpeculationConfig
 from headstart.sampling.grammar import compiled, state
 from headstart.sampling.grammar.state import GrammarState
 from headstart.scheduler import constraint_queue
-from headstart.scheduler.drafting import Drafting
-from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.step import StepRecord
 from headstart.speculators import SPECULATORS, Speculator
-from headstart.testing import ByteVocab
 from headstart.types import CacheKind
 from headstart.types.constraint import Constraint, ConstraintKind
-from headstart.types.errors import (
-    CapacityError,
-    NotSupportedError,
-)
+from headstart.types.errors import CapacityError
 from headstart.types.request import TokenEvent
 
 EVERY = {
@@ -227,11 +220,3 @@ def test_an_answer_that_ends_gives_its_lexer_to_one_that_waits(monkeypatch) -> N
     assert scheduler.counters.preemptions > 1
     gc.collect()
     assert [one() for one in found.values()] == [None] * len(requests)
-
-
-def test_without_a_grammar_engine_a_constraint_is_refused() -> None:
-    engine = bytes_engine()
-    drafting = Drafting([], AUTO, Controller())
-    scheduler = Scheduler(engine, ByteVocab(), drafting, SchedulerConfig())
-    with pytest.raises(NotSupportedError, match="no grammar engine"):
-        scheduler.submit(make_constrained(1, CONSTRAINTS["regex"], 0.8)[0])

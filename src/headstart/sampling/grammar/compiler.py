@@ -30,7 +30,6 @@ class GrammarCompiler:
         self._vocab = vocab
         self._executor = low_priority_threads("grammar", self.num_threads)
         self._tokens: Future[GrammarTokens] | None = None
-        self._sandboxes: list[Sandbox] = []  # all of them
         self._idle: list[Sandbox] = []  # used by the worker threads only
         self._cached: OrderedDict[Constraint, Future[Compiled]] = OrderedDict()
 
@@ -59,12 +58,6 @@ class GrammarCompiler:
         """Remove it from the cache."""
         self._cached.pop(constraint, None)
 
-    def close(self) -> None:
-        """Stop compiling and end the sandboxes."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        for sandbox in self._sandboxes:
-            sandbox.close()
-
     def _is_full(self) -> bool:
         num_bytes = sum(map(_num_bytes, self._cached.items()))
         return len(self._cached) > MAX_CACHED or num_bytes > MAX_CACHED_BYTES
@@ -81,15 +74,11 @@ class GrammarCompiler:
             self._idle.append(sandbox)
 
     def _take_sandbox(self, tokens: GrammarTokens) -> Sandbox:
-        with contextlib.suppress(IndexError):  # another worker took the last one
-            while self._idle:
-                sandbox = self._idle.pop()
-                if sandbox.is_alive:
-                    return sandbox
-                self._sandboxes.remove(sandbox)
-        sandbox = Sandbox(tokens.table)
-        self._sandboxes.append(sandbox)
-        return sandbox
+        with contextlib.suppress(IndexError):  # there is none
+            while not (sandbox := self._idle.pop()).is_alive:
+                pass
+            return sandbox
+        return Sandbox(tokens.table)
 
 
 def _num_bytes(entry: tuple[Constraint, Future[Compiled]]) -> int:

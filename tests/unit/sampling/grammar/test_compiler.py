@@ -8,7 +8,6 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -109,14 +108,11 @@ def test_a_constraint_is_compiled_once() -> None:
     for number in range(MAX_CACHED):
         one.compile(constraint("regex", f"c{number}"))
     assert one.compile(constraint("regex", "a")) is not first
-    one.close()
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[GrammarCompiler]:
-    compiler = GrammarCompiler(ByteVocab())
-    yield compiler
-    compiler.close()
+def shared() -> GrammarCompiler:
+    return GrammarCompiler(ByteVocab())
 
 
 ENDLESS = {
@@ -196,7 +192,7 @@ def test_compiled_constraints_are_kept_up_to_a_number_of_bytes(
 
 def test_a_sandbox_that_was_ended_is_started_again(shared: GrammarCompiler) -> None:
     shared.compile(constraint("regex", "a1")).result(60)
-    for sandbox in shared._sandboxes:
+    for sandbox in shared._idle:
         sandbox._process.kill()
         sandbox._process.wait()
     assert shared.compile(constraint("regex", "a2")).result(60).begin().allows(ord("a"))
@@ -216,7 +212,6 @@ def test_nothing_is_compiled_in_the_caller_s_thread(monkeypatch: pytest.MonkeyPa
     one.compile(constraint("regex", "a")).result(60)
     assert threading.current_thread().name not in threads
     assert len(threads) == 1
-    one.close()
 
 
 def test_what_takes_the_interpreter_is_done_in_the_sandbox(monkeypatch, shared: GrammarCompiler):
@@ -233,7 +228,6 @@ def test_compiling_gives_way_to_the_model_s_threads() -> None:
     lowered = one._executor.submit(os.getpriority, os.PRIO_PROCESS, 0).result(60)
     assert lowered == min(19, own + LOW_PRIORITY)
     assert os.getpriority(os.PRIO_PROCESS, 0) == own
-    one.close()
 
 
 DOUBLED = "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(15)) + '\nr15: "abcdefgh"'
