@@ -139,7 +139,7 @@ def _why_no_draft_model(name: str, folder: Path) -> str:
             (speculator,) = scheduler.drafting.speculators.values()
             if different(expected, results) or speculator.failure:
                 return f"no: {speculator.failure or 'texts differ'}"
-            if not scheduler.counts.total.drafts.num_drafted:
+            if not scheduler.outcomes.total.drafts.num_drafted:
                 return "no: it drafts nothing"
     return ""
 
@@ -152,7 +152,7 @@ def _draft_for_itself(row: Row, plain: Setting, path: Path) -> None:
     except (ConfigError, ModelError):
         return
     play(scheduler, _requests(8))
-    stats = scheduler.counts.total.drafts
+    stats = scheduler.outcomes.total.drafts
     row.accepted = stats.num_accepted / max(1, stats.num_drafted)
 
 
@@ -170,7 +170,7 @@ def _compare_speculators(row: Row, scheduler: Scheduler, plain: Setting, models:
                 row.unequal[f"{types}, {slots} slots"] = len(wrong)
             else:
                 row.equal += 1
-            row.drafted += scheduler.counts.total.drafts.num_drafted
+            row.drafted += scheduler.outcomes.total.drafts.num_drafted
             row.memory = scheduler.engine.cache_kind.value
             row.unusable = scheduler.drafting.describe()["unusable"]
 

@@ -191,7 +191,7 @@ def step_cost(
 ) -> StepCost:
     """Time of `step` and `take_events` less the stub's own."""
     scheduler, engine = stub_scheduler(vocab_size, num_slots, arm, temperature)
-    scheduler.deliver = scheduler.events.take
+    scheduler.deliver = scheduler.take_events
     while any(one.user is None or one.user.num_pending > 1 for one in scheduler.cells):
         scheduler.step()
     for _ in range(60):

@@ -76,7 +76,7 @@ def test_a_model_that_is_timed_between_requests_drafts_on(name: str) -> None:
     run_checked(scheduler, requests[:3])
     guarded = scheduler.drafting.speculators[name]
     assert guarded.time_decodes(time.perf_counter) is not None
-    num_before = scheduler.counts.total.by_speculator[name].num_drafts
+    num_before = scheduler.outcomes.total.by_speculator[name].num_drafts
     run_checked(scheduler, requests[3:])
     assert not guarded.failure
-    assert scheduler.counts.total.by_speculator[name].num_drafts > num_before
+    assert scheduler.outcomes.total.by_speculator[name].num_drafts > num_before

@@ -107,4 +107,4 @@ def test_exact_texts_are_the_same_with_drafts_beside_others_and_again(tmp_path: 
     scheduler = open_on_device(path, Setting("ngram-cache", 4, 2, 256))
     for _ in range(2):
         assert different(expected, play(scheduler, requests)) == ()
-    assert scheduler.counts.total.drafts.num_drafted > 0
+    assert scheduler.outcomes.total.drafts.num_drafted > 0

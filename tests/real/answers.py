@@ -172,6 +172,6 @@ def compare(
         yield Comparison(
             setting,
             (*wrong, *failures),
-            scheduler.counts.total.drafts.num_drafted,
-            scheduler.counts.total.drafts.num_accepted,
+            scheduler.outcomes.total.drafts.num_drafted,
+            scheduler.outcomes.total.drafts.num_accepted,
         )

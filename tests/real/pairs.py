@@ -152,7 +152,7 @@ def ask(scheduler: Scheduler, *requests: Request) -> None:
 def assert_all_right(scheduler: Scheduler, name: str) -> None:
     guarded = scheduler.drafting.speculators[name]
     assert not guarded.failure
-    stats = scheduler.counts.total.by_speculator[name]
+    stats = scheduler.outcomes.total.by_speculator[name]
     assert stats.num_accepted == stats.num_drafted > 0
     details = guarded.describe()
     assert (details["missing_states"], details["lost"]) == (0, {})

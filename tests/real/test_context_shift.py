@@ -41,7 +41,7 @@ def test_a_shifted_text_is_identical_with_and_without_drafts() -> None:
     assert [len(result.tokens) for result in expected.values()] == [200] * 9
     scheduler = scheduler_of("ngram-simple,draft-model", 2)
     assert different(expected, play(scheduler, requests)) == ()
-    assert scheduler.counts.total.drafts.num_accepted > 0
+    assert scheduler.outcomes.total.drafts.num_accepted > 0
 
 
 def test_an_exact_text_that_is_interrupted_behind_a_shift_goes_on_as_alone() -> None:

@@ -240,7 +240,7 @@ def test_heads_of_a_base_model_draft_for_its_fine_tune(tmp_path, capsys) -> None
     asked = Request(request_id="a", prompt=prompt_of(1, 20), max_tokens=40)
     answer = play(scheduler, [asked])["a"].tokens
     assert list(answer) == continuation(asked.prompt[-1], 40)
-    stats = scheduler.counts.total.by_speculator["mtp"]
+    stats = scheduler.outcomes.total.by_speculator["mtp"]
     assert stats.num_accepted == stats.num_drafted > 20
     other, before = aligned(tmp_path / "other.gguf", "mimo2"), output.read_bytes()
     for source, target, says in (

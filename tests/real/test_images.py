@@ -148,7 +148,7 @@ def test_draft_models_draft_behind_images_and_change_nothing(kind, drafter, tmp_
     off, on = open_setting(Setting(), found), open_setting(Setting(types, 4, 2), found)
     assert texts(play(on, requests(on))) == texts(play(off, requests(off)))
     # what pays is a matter of the machine's load
-    assert drafter == "auto" or on.counts.total.drafts.num_accepted > 20
+    assert drafter == "auto" or on.outcomes.total.drafts.num_accepted > 20
 
 
 REPEATED = """Repeat this code.
@@ -196,7 +196,7 @@ def test_heads_follow_the_states_of_image_rows(drafter: str, kind: Kind, tmp_pat
         assert tokens == continuation(request.prompt[-1], len(tokens))
     guarded = scheduler.drafting.speculators[setting.types]
     assert not guarded.failure
-    stats = scheduler.counts.total.by_speculator[setting.types]
+    stats = scheduler.outcomes.total.by_speculator[setting.types]
     assert stats.num_accepted == stats.num_drafted > 0
     assert guarded.describe().get("missing_states", 0) == 0
 

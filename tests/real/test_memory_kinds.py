@@ -77,7 +77,7 @@ def test_text_is_the_same_alone_among_others_and_with_drafts(
     with caplog.at_level(logging.WARNING, "headstart"):
         scheduler = open_setting(replace(PLAIN, types="ngram-cache", length=4, num_slots=4), models)
     assert different(expected, play(scheduler, requests)) == ()
-    assert scheduler.counts.total.drafts.num_drafted > 0
+    assert scheduler.outcomes.total.drafts.num_drafted > 0
     assert not [r.message for r in caplog.records if "speculation is off" in r.message]
 
 
@@ -125,7 +125,7 @@ def test_exact_texts_of_every_memory_kind_are_the_same_with_drafts_beside_others
         scheduler = open_setting(Setting(types, 4, num_slots), models)
         for _ in range(2):  # prompts that are kept, and that come back from main memory
             assert different(expected, play(scheduler, requests)) == ()
-        assert scheduler.counts.total.drafts.num_drafted > 0
+        assert scheduler.outcomes.total.drafts.num_drafted > 0
         if num_slots == 1:  # of a model with windows one window would come back, behind the answer
             assert bool(scheduler.counters.prompts_restored) == (not scheduler.engine.window)
 

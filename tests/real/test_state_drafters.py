@@ -85,7 +85,7 @@ def test_heads_beside_a_text_speculator_are_right_too(tmp_path: Path) -> None:
     scheduler = RIGHT["heads of mimo2"].open(tmp_path, types="suffix,mtp")
     prompts = [prompt_of(i, 30)[:-CYCLE] for i in range(6)]
     ask(scheduler, *(text_after(f"{i}", one, max_tokens=60) for i, one in enumerate(prompts)))
-    assert scheduler.counts.total.by_speculator["suffix"].num_accepted > 0
+    assert scheduler.outcomes.total.by_speculator["suffix"].num_accepted > 0
     assert_all_right(scheduler, "mtp")
 
 
@@ -99,9 +99,9 @@ def test_a_reduced_vocabulary_is_right_about_its_own_tokens(tmp_path: Path) -> N
     ask(scheduler, text_after("known", [9, 8, 7, *known]))
     assert_all_right(scheduler, "eagle3")
     other = next(t for t in range(200) if t not in known)
-    accepted = scheduler.counts.total.by_speculator["eagle3"].num_accepted
+    accepted = scheduler.outcomes.total.by_speculator["eagle3"].num_accepted
     ask(scheduler, text_after("unknown", [9, 8, 7, other]))
-    assert scheduler.counts.total.by_speculator["eagle3"].num_accepted == accepted
+    assert scheduler.outcomes.total.by_speculator["eagle3"].num_accepted == accepted
 
 
 @pytest.mark.parametrize("kind", RANDOM)
@@ -135,7 +135,7 @@ def test_the_text_is_the_same_with_drafts(kind: str, tmp_path: Path) -> None:
         assert np.quantile(plain_rows.differences(rows), NOT_DISCRETE) < ROUNDING
     guarded = drafting[-1].drafting.speculators[pair.name]
     assert not guarded.failure
-    assert drafting[-1].counts.total.by_speculator[pair.name].num_drafted > 0
+    assert drafting[-1].outcomes.total.by_speculator[pair.name].num_drafted > 0
     assert guarded.describe()["missing_states"] == 0
 
 
@@ -150,7 +150,7 @@ def open_drafts(models: Models, p_min: float) -> int:
     """Draft tokens of a short text where tokens below a probability are not drafted."""
     scheduler = build(models, spec="fixed", draft_max=4, draft_p_min=p_min)
     ask(scheduler, text_after("a", prompt_of(1, 10)))
-    return scheduler.counts.total.drafts.num_drafted
+    return scheduler.outcomes.total.drafts.num_drafted
 
 
 def build(models: Models, **speculation: object) -> Scheduler:
@@ -209,7 +209,7 @@ def test_the_text_is_the_same_in_every_chain(kind: str, tmp_path, monkeypatch) -
         guarded = scheduler.drafting.speculators[name]
         assert not guarded.failure
         assert guarded.describe()["missing_states"] == 0
-        assert scheduler.counts.total.by_speculator[name].num_drafted > 0
+        assert scheduler.outcomes.total.by_speculator[name].num_drafted > 0
 
 
 ARCHITECTURES = ("mamba2", "rwkv7", "qwen35", "granitehybrid", "lfm2", "falcon-h1")
@@ -278,7 +278,7 @@ def test_output_is_identical_with_and_without_drafts_of_a_recurrent_model(
         scheduler = open_setting(setting, models)
         assert different(expected, play(scheduler, requests())) == ()
         assert not any(s.failure for s in scheduler.drafting.speculators.values())
-        num_drafted += scheduler.counts.total.by_speculator["draft-model"].num_drafted
+        num_drafted += scheduler.outcomes.total.by_speculator["draft-model"].num_drafted
     assert num_drafted > 100
 
 
@@ -288,5 +288,5 @@ def test_a_hybrid_drafts_for_itself_and_is_mostly_right(tmp_path: Path) -> None:
     setting = Setting("draft-model", 4, 2, exact=False)
     scheduler = open_setting(setting, Models(model, model, is_demo=False))
     play(scheduler, requests())
-    stats = scheduler.counts.total.drafts
+    stats = scheduler.outcomes.total.drafts
     assert stats.num_accepted > 0.9 * stats.num_drafted > 40

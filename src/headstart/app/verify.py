@@ -159,7 +159,7 @@ def verify(
             verdict.num_tokens += sum(len(one) for one in got if isinstance(one, tuple))
             verdict.differences += tuple(found)
             tell(way, len(got), found)
-        stats = scheduler.counts.total.drafts
+        stats = scheduler.outcomes.total.drafts
         verdict.num_drafted += stats.num_drafted
         verdict.num_accepted += stats.num_accepted
         verdict.num_restored += scheduler.counters.prompts_restored

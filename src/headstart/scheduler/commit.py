@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.config import SchedulerConfig
 from headstart.sampling.verify import Note, emit, filtered_logprobs, token_logprobs
 from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.context_shift import shift_context
@@ -18,9 +19,8 @@ from headstart.types import Engine, Logits, Vocab
 from headstart.types.errors import EngineError, HeadstartError, RequestError
 from headstart.types.request import TokenLogprob
 
-LENGTH = Ending("length")
-RENEWED = Ending("its constraint is compiled for it alone")  # continues once that is done
-CONTEXT_FULL = Ending("length", is_truncated=True)
+Leaving = tuple[Sequence, Ending | None]
+"""A sequence that leaves its cells, and why; None: until its constraint is compiled for it alone."""
 
 
 class Committer:
@@ -33,18 +33,17 @@ class Committer:
         cache: PromptCache,
         drafting: Drafting,
         compiling: ConstraintQueue,
-        *,
-        shifts_context: bool = False,
+        config: SchedulerConfig,
     ) -> None:
         self._engine = engine
         self._vocab = vocab
         self._cache = cache
         self._drafting = drafting
         self._compiling = compiling
-        self._shifts_context = shifts_context
+        self._shifts_context = config.context_shift
 
-    def commit(self, record: StepRecord, logits: Logits) -> Iterator[tuple[Sequence, Ending]]:
-        """Write the sampled tokens into the record and the texts; yields sequences that are over.
+    def commit(self, record: StepRecord, logits: Logits) -> Iterator[Leaving]:
+        """Write the sampled tokens into the record and the texts; yields sequences that leave.
 
         All rows are sampled before anything else is done: logits fill the processor's caches, so
         alternating with other work would evict that work's data each time.
@@ -69,11 +68,11 @@ class Committer:
             if ending is not None:
                 yield sequence, ending
 
-    def _verify_all(self, record: StepRecord, logits: Logits) -> list[tuple[Sequence, Ending]]:
+    def _verify_all(self, record: StepRecord, logits: Logits) -> list[Leaving]:
         """Sample tokens for each sequence whose known tokens are all decoded; returns those that
-        are over without one.
+        leave without one.
         """
-        offset, endings = 0, list[tuple[Sequence, Ending]]()
+        offset, endings = 0, list[Leaving]()
         for result in record.results:
             plan = result.plan
             sequence, length = plan.sequence, plan.start + plan.num_rows
@@ -93,15 +92,14 @@ class Committer:
                     len(sequence.text.tokens) >= sequence.most_tokens
                 ):  # max_tokens 0: wants its prompt cached
                     self._cache.cut(sequence, length)
-                    endings.append((sequence, LENGTH))
+                    endings.append((sequence, Ending("length")))
                     continue
                 self._verify(result, rows)
             except (EngineError, RequestError) as error:  # of this request alone
-                ending = failure(error)
-                if self._compiling.renew(sequence, error):
+                is_renewed = self._compiling.renew(sequence, error)
+                if is_renewed:
                     self._cache.cut(sequence, len(sequence.text.tokens))
-                    ending = RENEWED
-                endings.append((sequence, ending))
+                endings.append((sequence, None if is_renewed else failure(error)))
         return endings
 
     def _note_chunk(self, sequence: Sequence, length: int) -> None:
@@ -177,12 +175,12 @@ class Committer:
             return Ending("eos")
         num_tokens = len(text.tokens)
         if num_tokens + text.num_dropped >= sequence.most_tokens or text.indent.is_over:
-            return LENGTH
+            return Ending("length")
         if num_tokens >= self._engine.context_size and not self._shift(sequence):
-            return CONTEXT_FULL
+            return Ending("length", is_truncated=True)
         if sequence.request.max_seconds is None or not _is_late(sequence, now):
             return None
-        return LENGTH if self._ends_line(last) else None
+        return Ending("length") if self._ends_line(last) else None
 
     def _shift(self, sequence: Sequence) -> bool:
         """Shift the context if the server allows it; speculators start over after that."""

@@ -70,7 +70,6 @@ class ConstraintQueue:
         """Queue a request until its constraint is compiled."""
         if (legality := sequence.text.legality) is not None:  # it continues in a private lexer
             sequence.request = replace(sequence.request, constraint=legality.interrupt())
-            sequence.compiled = None
         sequence.constraint_queued = self._clock()
         queue = self.waiting.setdefault(sequence.tenant, [])
         queue.insert(len(queue) if sequence.admitted is None else 0, sequence)
@@ -86,6 +85,7 @@ class ConstraintQueue:
         if self.compiler.cached(constraint) is sequence.compiled:
             self.compiler.forget(constraint)
         self.release(sequence)
+        sequence.compiled = None
         return legality.can_renew
 
     def release(self, sequence: Sequence) -> None:

@@ -44,14 +44,15 @@ class RequestCounts:
             self.by_speculator[name].add(stats)
 
 
-class Counts:
-    """Outcomes of drafts, by request; totals are sums over requests.
+class Outcomes:
+    """What steps did for requests: events for clients, and counts of drafts.
 
     Each step of an answer counts, per allowed speculator, as a verified draft or one reason.
     """
 
-    def __init__(self, speculators: dict[str, GuardedSpeculator]) -> None:
-        self._speculators = speculators
+    def __init__(self, speculators: dict[str, GuardedSpeculator], counters: Counters) -> None:
+        self._speculators, self._counters = speculators, counters
+        self._events: list[Event] = []
         self._ended = RequestCounts()  # of all requests that have left
         self._requests: dict[int, RequestCounts] = {}  # by number of the sequence
 
@@ -75,9 +76,51 @@ class Counts:
             reports.append(SpeculatorReport(name=GRAMMAR, stats=stats[GRAMMAR]))
         return tuple(reports)
 
+    def add(self, event: Event) -> None:
+        """Send this event before those of the next step."""
+        self._events.append(event)
+
+    def take_events(self) -> list[Event]:
+        """Events since the last call, in order for each request."""
+        events, self._events = self._events, []
+        return events
+
     def read(self, record: StepRecord) -> None:
-        """Count the step for each of its answers."""
-        for call in record.plan.calls:
+        """Count a step, then queue its events: of new tokens, then of requests that ended."""
+        self._count(record)
+        grown = list[Event]()
+        for result in record.results:
+            sequence, tokens = result.plan.sequence, result.emitted
+            if result.plan.is_prompt:
+                self._tell_prompt(result, record.now)
+            if tokens:
+                num_accepted = result.num_accepted
+                drafted = result.plan.sources[:num_accepted] if num_accepted else ()
+                event = TokenEvent(
+                    sequence.request.request_id,
+                    tokens,
+                    result.text,
+                    (*drafted, *("",) * (len(tokens) - num_accepted)),
+                    result.logprobs,
+                    _describe(record, result) if sequence.request.wants_provenance else None,
+                    result.plan.seq_id,
+                )
+                grown.append(event)
+        self._events += grown
+        for end in record.ended:
+            self._events.append(self._end(end))
+
+    def _count(self, record: StepRecord) -> None:
+        """Count the step, and what it did for each of its answers."""
+        plan, counters = record.plan, self._counters
+        if plan.num_rows:
+            counters.num_decodes += 1
+            counters.busy_slots += len(record.results)
+            counters.padding_rows += plan.num_padding
+            counters.draft_seconds += plan.drafted - plan.started
+            counters.target_seconds += record.now - plan.drafted
+            counters.other_seconds += record.finished - record.now
+        for call in plan.calls:
             for one in call.asked:
                 sequence = one.answer.sequence
                 counts = self._requests.get(sequence.number) or self._begin(sequence)
@@ -92,17 +135,45 @@ class Counts:
                 if not result.plan.is_prompt:
                     _count_step(result, counts)
 
-    def take(self, sequence: Sequence) -> RequestCounts:
-        """Remove and return the counts of a request that has ended."""
-        counts = self._requests.pop(sequence.number, None) or RequestCounts()
-        self._ended.add(counts)
-        return counts
-
     def _begin(self, sequence: Sequence) -> RequestCounts:
         counts = self._requests[sequence.number] = RequestCounts()
         if not sequence.policy.reason:
             counts.by_speculator |= {name: SpeculationStats() for name in sequence.policy.types}
         return counts
+
+    def _tell_prompt(self, result: SequenceRecord, now: float) -> None:
+        plan, sequence = result.plan, result.plan.sequence
+        request, first = sequence.request, sequence.first_token
+        if result.scores:
+            self._events.append(PromptEvent(request.request_id, result.scores))
+        if request.wants_progress and (first is None or first == now):
+            num_processed = min(plan.start + plan.num_rows, sequence.num_prompt)
+            self._events.append(sequence.progress(now, num_processed))
+
+    def _end(self, end: End) -> Event:
+        """The last event of a request; adds the request to the counters."""
+        sequence, ending = end.sequence, end.ending
+        counts = self._requests.pop(sequence.number, None) or RequestCounts()
+        self._ended.add(counts)
+        request_id = sequence.request.request_id
+        stats = replace(
+            end.stats,
+            num_steps=counts.num_steps,
+            drafts=counts.drafts,
+            by_speculator=dict(counts.by_speculator),
+        )
+        has_run = sequence.admitted is not None
+        if ending.error is not None:
+            self._counters.requests_failed += has_run
+            return error_event(request_id, ending.error, stats if has_run else None)
+        if has_run:
+            self._counters.add_request(stats)
+        if end.rest:
+            self._events.append(TokenEvent(request_id, (), end.rest, ()))
+        text = sequence.text
+        word = text.stop.found.decode("utf-8", "replace") if ending.reason == "word" else ""
+        is_truncated = ending.is_truncated or text.num_dropped > 0
+        return FinishEvent(request_id, ending.reason, stats, word, is_truncated)
 
 
 def _count_step(result: SequenceRecord, counts: RequestCounts) -> None:
@@ -127,87 +198,6 @@ def _count_step(result: SequenceRecord, counts: RequestCounts) -> None:
     for name in () if policy.reason else policy.types:
         if name not in verified:
             counts.by_speculator[name].reasons[answer.reason_of(name)] += 1
-
-
-class Events:
-    """Events for clients, step by step: each request's events in order."""
-
-    def __init__(self, counts: Counts, counters: Counters) -> None:
-        self._counts, self._counters = counts, counters
-        self._events: list[Event] = []
-
-    def add(self, event: Event) -> None:
-        """Send this event before those of the next step."""
-        self._events.append(event)
-
-    def take(self) -> list[Event]:
-        """Events since the last call, in order."""
-        events, self._events = self._events, []
-        return events
-
-    def read(self, record: StepRecord) -> None:
-        """Queue events for new tokens, then those of requests that ended; sum up the times."""
-        plan, counters, grown = record.plan, self._counters, list[Event]()
-        if plan.num_rows:
-            counters.num_decodes += 1
-            counters.busy_slots += len(record.results)
-            counters.padding_rows += plan.num_padding
-            counters.draft_seconds += plan.drafted - plan.started
-            counters.target_seconds += record.now - plan.drafted
-            counters.other_seconds += record.finished - record.now
-        for result in record.results:
-            sequence, tokens = result.plan.sequence, result.emitted
-            if result.plan.is_prompt:
-                self._tell_prompt(result, record.now)
-            if tokens:
-                num_accepted = result.num_accepted
-                drafted = result.plan.sources[:num_accepted] if num_accepted else ()
-                event = TokenEvent(
-                    sequence.request.request_id,
-                    tokens,
-                    result.text,
-                    (*drafted, *("",) * (len(tokens) - num_accepted)),
-                    result.logprobs,
-                    _describe(record, result) if sequence.request.wants_provenance else None,
-                    result.plan.seq_id,
-                )
-                grown.append(event)
-        self._events += grown
-        for end in record.ended:
-            self._events.append(self._end(end))
-
-    def _tell_prompt(self, result: SequenceRecord, now: float) -> None:
-        plan, sequence = result.plan, result.plan.sequence
-        request, first = sequence.request, sequence.first_token
-        if result.scores:
-            self._events.append(PromptEvent(request.request_id, result.scores))
-        if request.wants_progress and (first is None or first == now):
-            num_processed = min(plan.start + plan.num_rows, sequence.num_prompt)
-            self._events.append(sequence.progress(now, num_processed))
-
-    def _end(self, end: End) -> Event:
-        """The last event of a request; adds the request to the counters."""
-        sequence, ending = end.sequence, end.ending
-        counts = self._counts.take(sequence)
-        request_id = sequence.request.request_id
-        stats = replace(
-            end.stats,
-            num_steps=counts.num_steps,
-            drafts=counts.drafts,
-            by_speculator=dict(counts.by_speculator),
-        )
-        has_run = sequence.admitted is not None
-        if ending.error is not None:
-            self._counters.requests_failed += has_run
-            return error_event(request_id, ending.error, stats if has_run else None)
-        if has_run:
-            self._counters.add_request(stats)
-        if end.rest:
-            self._events.append(TokenEvent(request_id, (), end.rest, ()))
-        text = sequence.text
-        word = text.stop.found.decode("utf-8", "replace") if ending.reason == "word" else ""
-        is_truncated = ending.is_truncated or text.num_dropped > 0
-        return FinishEvent(request_id, ending.reason, stats, word, is_truncated)
 
 
 def _describe(record: StepRecord, result: SequenceRecord) -> VerifiedDraft:

@@ -17,7 +17,7 @@ from headstart.config import SchedulerConfig, read_weights
 from headstart.scheduler import admission, batching
 from headstart.scheduler.admission import Tenants
 from headstart.scheduler.cell_order import CellOrder
-from headstart.scheduler.commit import CONTEXT_FULL, RENEWED, Committer, failure
+from headstart.scheduler.commit import Committer, failure
 from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.observed_engine import observed
@@ -25,7 +25,7 @@ from headstart.scheduler.offloading import Offloading
 from headstart.scheduler.prompt_cache import PromptCache
 from headstart.scheduler.prompt_order import PromptOrder
 from headstart.scheduler.prompt_store import PromptStore
-from headstart.scheduler.readers import Counts, Events
+from headstart.scheduler.readers import Outcomes
 from headstart.scheduler.sequence import Cells, Ending, Sequence
 from headstart.scheduler.slot_actions import SlotActions
 from headstart.scheduler.step import End, ReadRecord, SequencePlan, StepPlan, StepRecord
@@ -35,7 +35,7 @@ from headstart.types import Batch, CacheKind, ContextFullError, Engine, Logits, 
 from headstart.types.errors import EngineError, HeadstartError
 from headstart.types.media import MediaStore
 from headstart.types.report import Counters
-from headstart.types.request import Event, Request, SlotAction
+from headstart.types.request import Request, SlotAction
 from headstart.types.widths import WidthClasses
 
 if TYPE_CHECKING:
@@ -46,9 +46,6 @@ log = logging.getLogger(__name__)
 MOST_SCORED = 1 << 20  # logits that a step reads to score prompts while others wait: 3 ms
 WAIT_SECONDS = 0.005  # for threads, in a step without other work
 _CANCELLED = Ending("cancelled")
-# endings of requests that continue later, with the reason
-_PREEMPTED, _LOST = Ending("the context is full"), Ending("a decode failed beside it")
-_YIELDED = Ending("another tenant has fewer of them")
 _NO_LOGITS: Logits = np.empty((0, 0), np.float32)
 
 
@@ -76,8 +73,8 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []  # in the order of their admission
         self.counters = Counters()
-        self.counts = Counts(drafting.speculators)
-        self.events = Events(self.counts, self.counters)
+        self.outcomes = Outcomes(drafting.speculators, self.counters)
+        self.take_events = self.outcomes.take_events
         self.deliver: Callable[[], object] = lambda: None  # delivers the events of `take_events`
         self.readers: list[ReadRecord] = [drafting.read]
         self.record: StepRecord | None = None  # last record, if not read yet
@@ -92,9 +89,7 @@ class Scheduler:
         self.cache = PromptCache(self.cells, engine, offloading, vocab)
         self.media: MediaStore | None = None  # if the model reads images
         self.slot_actions = SlotActions(self.cache, engine, clock)
-        self._committer = Committer(
-            engine, vocab, self.cache, drafting, self.compiling, shifts_context=config.context_shift
-        )
+        self._committer = Committer(engine, vocab, self.cache, drafting, self.compiling, config)
         self._tenants = Tenants(read_weights(config.tenant_weights))
         self._order = PromptOrder(engine.attention_tile, self._tenants)
         self._cell_order = CellOrder(engine.num_cells, self._tenants)
@@ -143,11 +138,8 @@ class Scheduler:
 
     def cancel(self, request_id: str, ending: Ending = _CANCELLED) -> None:
         """Stop a request wherever it is; unknown or finished ones are ignored."""
-        waiting = [one for one in self.waiting if one.request.request_id == request_id]
-        for sequence in waiting:
-            self.waiting.remove(sequence)
-        running = [one for one in self.running if one.request.request_id == request_id]
-        for sequence in waiting + self.compiling.remove(request_id) + running:
+        named = [one for one in self.waiting + self.running if one.request.request_id == request_id]
+        for sequence in named + self.compiling.remove(request_id):
             self.detach(sequence, ending)
 
     def _queue(self, sequence: Sequence) -> None:
@@ -158,7 +150,7 @@ class Scheduler:
         if len(asking) > len(self.cells) - len(self.running):
             first = self._cell_order.first  # it would take its slot back
             if last := self._tenants.find_surplus(self.running, sequence.tenant, asking, first):
-                self.detach(last, _YIELDED)
+                self._interrupt(last, "another tenant has fewer of them")
 
     def act_on_slot(self, action: SlotAction) -> None:
         """Save, restore or erase an idle slot's prompt; an event reports the result."""
@@ -167,10 +159,6 @@ class Scheduler:
     def _prompt_namespace(self, asked: Request | SlotAction) -> str:
         """Namespace of the cached prompts that it may use."""
         return str(asked.adapters or "") if self.config.share_prompts else asked.namespace
-
-    def take_events(self) -> list[Event]:
-        """Events since the last call, in order."""
-        return self.events.take()
 
     def step(self) -> StepRecord:
         """Advance every running request by one decode; returns the record."""
@@ -202,8 +190,7 @@ class Scheduler:
         """Deliver the last record's events; the web process sends them while the next step runs."""
         record, self.record = self.record, None
         if record is not None:
-            self.counts.read(record)
-            self.events.read(record)
+            self.outcomes.read(record)
         self.deliver()
         if record is not None:
             for read in self.readers:
@@ -264,7 +251,10 @@ class Scheduler:
 
     def _preempt(self) -> None:
         last = self._cell_order.last(self.running)
-        self.detach(last, _PREEMPTED if len(self.running) > 1 else CONTEXT_FULL)
+        if len(self.running) > 1:
+            self._interrupt(last, "the context is full", lacks_cells=True)
+        else:
+            self.detach(last, Ending("length", is_truncated=True))
 
     def fail(self, plan: StepPlan, error: EngineError) -> None:
         """Fail the requests of a batch whose decode failed; the others and the worker continue."""
@@ -278,7 +268,7 @@ class Scheduler:
         self.num_failed_decodes += plan.batch.media is None  # media fail alone
         if batching.mixes_states(plan.batch, self.engine):
             for sequence in reversed(self.running[:]):
-                self.detach(sequence, _LOST)
+                self._interrupt(sequence, "a decode failed beside it")
             for cells in self.cells:
                 self.cache.offloading.empty(cells)
         plan.num_rows = plan.num_padding = 0
@@ -293,30 +283,42 @@ class Scheduler:
             if plan.max_prompt_rows or self._tenants.are_several:
                 self._order.count(plan, record.target_ms)
         for sequence, ending in self._committer.commit(record, logits):
-            self.detach(sequence, ending)
+            if ending is None:
+                self._interrupt(sequence, "its constraint is compiled for it alone")
+            else:
+                self.detach(sequence, ending)
         record.ended, self._ended = self._ended, []
         record.finished = self.clock()
         self._step_seconds = record.finished - plan.started
         return record
 
+    def _interrupt(self, sequence: Sequence, reason: str, *, lacks_cells: bool = False) -> None:
+        """Detach a running request, which continues later."""
+        self._leave(sequence, is_emptied=lacks_cells)
+        sequence.leader, sequence.stored, sequence.is_resumed = None, None, True
+        if lacks_cells and sequence.held_since is None:
+            sequence.held_since = self.clock()
+        is_ready = sequence.request.constraint is None or sequence.compiled is not None
+        (self.waiting.append if is_ready else self.compiling.add)(sequence)
+        self.cache.share_prefixes(self.running)  # those that waited for it
+        self.counters.preemptions += 1
+        log.info("request %s is interrupted: %s", sequence.request.request_id, reason)
+
+    def _leave(self, sequence: Sequence, *, is_emptied: bool) -> None:
+        """Free the cells of a running request."""
+        self.drafting.end(sequence)
+        self.running.remove(sequence)
+        cells = self.cache.release(sequence, self.clock())
+        if is_emptied:
+            self.cache.offloading.empty(cells)
+
     def detach(self, sequence: Sequence, ending: Ending) -> None:
-        """Detach a request, wherever it is: permanently, or until there is room."""
-        stats = sequence.summarize(now := self.clock())
+        """Detach a request, wherever it is, for good."""
+        stats = sequence.summarize(self.clock())
         if sequence.cells is not None:
-            self.drafting.end(sequence)
-            self.running.remove(sequence)
-            cells = self.cache.release(sequence, now)
-            if ending is _PREEMPTED or ending.error is not None:
-                self.cache.offloading.empty(cells)
-        if ending in (_PREEMPTED, _LOST, _YIELDED, RENEWED):
-            sequence.leader, sequence.stored, sequence.is_resumed = None, None, True
-            if ending is _PREEMPTED and sequence.held_since is None:
-                sequence.held_since = now
-            (self.compiling.add if ending is RENEWED else self.waiting.append)(sequence)
-            self.cache.share_prefixes(self.running)  # before queueing it: avoids a circular wait
-            self.counters.preemptions += 1
-            log.info("request %s is interrupted: %s", sequence.request.request_id, ending.reason)
-            return
+            self._leave(sequence, is_emptied=ending.error is not None)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
         has_begun = hasattr(sequence.text, "sampler") or sequence.lookup or sequence.loading
         if has_begun and sequence.admitted is None:  # a slot was reserved for it
             self._tenants.charge_turn(sequence.tenant)
@@ -336,7 +338,7 @@ class Scheduler:
     def _take_ready(self) -> None:
         """Continue slot actions whose file is done; queue or fail requests whose constraint is."""
         for event in self.slot_actions.go_on():
-            self.events.add(event)
+            self.outcomes.add(event)
         for sequence, error in self.compiling.take_ready() if self.compiling else ():
             if error is None:
                 self._queue(sequence)
@@ -358,10 +360,9 @@ class Scheduler:
                 continue
             if len(self.cells) - len(self.running) <= num_loading:  # reserved for these
                 break
-            if not (self.cache.offloading.load(sequence) and self._prepare(sequence)):
-                num_loading += 1
-                continue
-            if (placement := self.cache.find(sequence)) is None:
+            is_ready = self.cache.offloading.load(sequence) and self._prepare(sequence)
+            placement = self.cache.find(sequence) if is_ready else None
+            if placement is None:
                 num_loading += 1
                 continue
             self.waiting.remove(sequence)
@@ -380,7 +381,7 @@ class Scheduler:
         try:
             sampler = sequence.begin(self.engine, self.vocab)
         except HeadstartError as error:
-            self.cancel(sequence.request.request_id, failure(error))
+            self.detach(sequence, failure(error))
             return False
         sampler.tie_margin = self.near_tie
         while not (is_done := sampler.read_on()) and self.cache.offloading.take_time():
@@ -395,4 +396,4 @@ class Scheduler:
         sequence.pauses = self.cache.choose_pauses(sequence, self.config.checkpoint_min_step)
         sequence.leader = self.cache.find_leader(self.running, sequence)
         if sequence.wants_progress:
-            self.events.add(sequence.progress(self.clock(), sequence.num_decoded))
+            self.outcomes.add(sequence.progress(self.clock(), sequence.num_decoded))

@@ -78,7 +78,7 @@ class _EventSender:
 
     def deliver(self) -> None:
         """Send the scheduler's events."""
-        self.tell(self._scheduler.events.take())
+        self.tell(self._scheduler.take_events())
 
     def tell(self, events: Sequence[Event]) -> None:
         now = self._clock()
@@ -215,12 +215,12 @@ def make_report(scheduler: Scheduler) -> WorkerReport:
         num_processing=len(scheduler.running),
         num_waiting=len(scheduler.waiting),
         counters=replace(scheduler.counters),
-        drafts=scheduler.counts.total.drafts,
+        drafts=scheduler.outcomes.total.drafts,
         prompts_in_memory=len(store),
         prompt_bytes_in_memory=store.num_bytes,
         disk=disk.report() if disk else DiskReport(),
         slots=tuple(_slot_report(cells, scheduler) for cells in scheduler.cells),
-        speculators=scheduler.counts.report(),
+        speculators=scheduler.outcomes.report(),
         memory_bytes=resident_bytes(),
         control={
             **scheduler.drafting.describe_control(),
@@ -235,7 +235,7 @@ def _slot_report(cells: Cells, scheduler: Scheduler) -> SlotReport:
     sequence = cells.user
     if sequence is None:
         return SlotReport(slot_id=cells.seq_id, num_in_cache=cells.length)
-    counts, num_prompt = scheduler.counts.of(sequence), sequence.num_prompt
+    counts, num_prompt = scheduler.outcomes.of(sequence), sequence.num_prompt
     num_processed = num_prompt if sequence.is_generating else min(cells.length, num_prompt)
     return SlotReport(
         slot_id=cells.seq_id,

@@ -326,7 +326,7 @@ def steps_of(is_auto: bool, wants_provenance: bool) -> dict[str, list[TokenEvent
     submit_all(scheduler, requests)
     events: list[TokenEvent] = []
     for _ in steps(scheduler):
-        told = (event for event in scheduler.events._events if isinstance(event, TokenEvent))
+        told = (event for event in scheduler.outcomes._events if isinstance(event, TokenEvent))
         events += [event for event in told if event.tokens]
         collect(scheduler, answers)
     check(engine, requests, answers)

@@ -66,8 +66,8 @@ def counted(scheduler: Scheduler, answers: dict[str, Answer]) -> list[object]:
     """All that was counted."""
     stats = [answers[name].stats for name in sorted(answers)]
     return [
-        asdict(scheduler.counts.total.drafts),
-        [asdict(report.stats) for report in scheduler.counts.report()],
+        asdict(scheduler.outcomes.total.drafts),
+        [asdict(report.stats) for report in scheduler.outcomes.report()],
         [(one.num_emitted, one.num_steps, asdict(one.drafts)) for one in stats],
         [{name: asdict(s) for name, s in one.by_speculator.items()} for one in stats],
     ]

@@ -131,7 +131,7 @@ def test_a_wrong_answer_teaches_nothing_and_is_explained_once_with_the_remedy(
     scheduler = make_scheduler(engine, [Broken(lambda requests: answer)], spec)
     answers = play(scheduler, requests)
     check(engine, requests, answers)
-    (report,) = scheduler.counts.report()
+    (report,) = scheduler.outcomes.report()
     assert says in report.failure
     assert len(caplog.records) == 1
     assert says in caplog.text
@@ -165,7 +165,7 @@ def test_a_draft_of_other_numbers_is_as_good_as_one_of_plain_ones(draft: Any, sp
     requests = make_requests(4)
     scheduler = make_scheduler(Model(), [make(draft)], spec)
     answers = run_checked(scheduler, requests)
-    assert scheduler.counts.total.by_speculator["broken"].num_offered > 0
+    assert scheduler.outcomes.total.by_speculator["broken"].num_offered > 0
     assert all(type(token) is int for answer in answers.values() for token in answer.tokens)
     cut = GuardedSpeculator(make(draft), SIZE).propose([DraftRequest(0, [1], 2)])[0]
     assert (cut.tokens, len(cut.confidence), cut.speculator) == ([1, 2], 2, "broken")
@@ -218,11 +218,11 @@ def test_one_that_fails_or_changes_tokens_is_off_for_those_requests_and_changes_
     assert speculator.failure.startswith({"request": "propose"}.get(call, call) + ": ")
     assert says in speculator.failure
     assert len(caplog.records) == 1
-    num_calls = scheduler.counts.total.by_speculator["broken"].num_calls
+    num_calls = scheduler.outcomes.total.by_speculator["broken"].num_calls
     broken._does.clear()
     later = make_requests(2, seed=1)
     check(engine, later, play(scheduler, later))
-    stats = scheduler.counts.total.by_speculator["broken"]
+    stats = scheduler.outcomes.total.by_speculator["broken"]
     assert stats.num_calls > num_calls, "new requests are drafted for again"
 
 
@@ -348,7 +348,7 @@ def test_a_model_that_cannot_say_what_a_draft_takes_costs_no_request(says: objec
         assert not report.failure
     else:
         assert report.failure.startswith("num_catch_up: ")
-        assert not scheduler.counts.total.by_speculator["broken"].num_calls
+        assert not scheduler.outcomes.total.by_speculator["broken"].num_calls
 
 
 def test_rows_of_sequences_that_it_failed_on_are_not_shown_until_they_begin_again() -> None:

@@ -178,7 +178,7 @@ def test_the_last_request_that_fills_all_cells_is_cut_off_and_says_so() -> None:
     scheduler = make_scheduler(engine, [Oracle(engine, [request])], fixed(16))
     answers = run(scheduler, [request])
     stats = answers["p0"].stats
-    total = scheduler.counts.total.drafts
+    total = scheduler.outcomes.total.drafts
     assert stats.drafts.reasons["context full"] == total.reasons["context full"] > 0
     assert stats.by_speculator["oracle"].reasons == stats.drafts.reasons
     # the first step, which ended the prompt, has no reason

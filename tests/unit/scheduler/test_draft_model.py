@@ -172,8 +172,8 @@ def test_too_few_draft_cells_cost_drafts_only() -> None:
     speculator = DraftModelSpeculator(Model(skew=0.3, context_size=128, num_cells=128))
     scheduler = make_scheduler(Model(), [speculator])
     run_checked(scheduler, requests)
-    assert scheduler.counts.total.drafts.num_drafted > 0
-    assert scheduler.counts.total.drafts.reasons["draft context full"] > 0
+    assert scheduler.outcomes.total.drafts.num_drafted > 0
+    assert scheduler.outcomes.total.drafts.reasons["draft context full"] > 0
 
 
 def test_a_long_prompt_is_read_in_parts_and_drafted_afterwards() -> None:
@@ -193,7 +193,7 @@ def test_a_history_longer_than_the_draft_models_batch_is_read_in_parts(batch: in
     speculator = DraftModelSpeculator(draft)
     scheduler = make_scheduler(engine, [speculator], fixed(4))
     run_checked(scheduler, requests)
-    assert scheduler.counts.total.drafts.num_accepted > 0
+    assert scheduler.outcomes.total.drafts.num_accepted > 0
 
 
 def test_a_first_token_does_not_wait_for_the_model_and_a_step_only_while_it_reads_a_part() -> None:
@@ -218,7 +218,7 @@ def test_a_prompt_that_several_drafts_begin_with_is_read_once(cache_kind, own) -
     speculator.most_read = 64
     scheduler = make_scheduler(Model(context_size=1024), [speculator], fixed(4), parallel=8)
     run_checked(scheduler, requests)
-    assert scheduler.counts.total.drafts.num_accepted > 0
+    assert scheduler.outcomes.total.drafts.num_accepted > 0
     assert speculator.num_decoded < (2 if cache_kind is CacheKind.CUT else 4) * 8 * 30 + 400
 
 
@@ -313,7 +313,7 @@ def test_two_draft_models_draft_side_by_side(spec: SpeculationConfig) -> None:
         scheduler = make_scheduler(Model(2), both, spec, RandomController(seed))
         run_checked(scheduler, requests)
         for name in drafted:
-            drafted[name] += scheduler.counts.total.by_speculator[name].num_drafted
+            drafted[name] += scheduler.outcomes.total.by_speculator[name].num_drafted
     assert drafted["draft-model"] > 0
     assert drafted["second-model"] > 0 or spec is not AUTO
 

@@ -69,7 +69,7 @@ def test_coupled_drafting_beats_argmax_where_the_target_samples_and_auto_finds_o
     for sampling in ("coupled", "argmax", "auto"):
         scheduler = make_scheduler(Model(), [make_drafter(vocabulary, sampling, skew=0.3)])
         run(scheduler, requests)
-        drafts = scheduler.counts.total.drafts
+        drafts = scheduler.outcomes.total.drafts
         accepted[sampling] = drafts.num_accepted / drafts.num_drafted
     assert accepted["coupled"] > accepted["argmax"] + 0.1
     assert accepted["auto"] > accepted["argmax"] + 0.05
@@ -119,7 +119,7 @@ def test_behind_the_drafts_of_others_no_text_changes_and_the_cache_is_what_is_be
         assert isinstance(speculator.engine, FakeEngine)
         for seq_id, line in speculator._sequences.items():
             assert speculator.engine.cache.get(seq_id, []) == line.tokens
-        drafted += scheduler.counts.total.by_speculator["draft-model"].num_drafted
+        drafted += scheduler.outcomes.total.by_speculator["draft-model"].num_drafted
     assert drafted > 0
 
 

@@ -51,7 +51,7 @@ def test_output_is_identical_with_and_without_drafts(chain, temperature) -> None
         scheduler = make_scheduler(Model(order), speculators_of(chain, order), spec)
         run_checked(scheduler, requests)
         if order == 2 or "draft-model" in chain:
-            assert scheduler.counts.total.drafts.num_drafted > 0
+            assert scheduler.outcomes.total.drafts.num_drafted > 0
 
 
 @pytest.mark.parametrize("num_slots", range(1, 9))
@@ -62,7 +62,7 @@ def test_output_does_not_depend_on_the_number_of_slots(num_slots: int) -> None:
             Model(order), speculators_of(("suffix", "draft-model"), order), parallel=num_slots
         )
         run_checked(scheduler, requests)
-        assert scheduler.counts.total.drafts.num_accepted > 0
+        assert scheduler.outcomes.total.drafts.num_accepted > 0
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
@@ -96,7 +96,7 @@ def test_memory_that_cannot_roll_back_and_keeps_no_state_gets_no_drafts() -> Non
     engine.checkpoints = Checkpoints(0, 0)
     scheduler = make_scheduler(engine, [Oracle(engine, requests)], parallel=2)
     run_checked(scheduler, requests)
-    assert scheduler.counts.total.drafts.num_drafted == 0
+    assert scheduler.outcomes.total.drafts.num_drafted == 0
 
 
 def test_after_a_rejection_what_was_accepted_is_read_again_once() -> None:
@@ -105,7 +105,7 @@ def test_after_a_rejection_what_was_accepted_is_read_again_once() -> None:
     oracle = Oracle(engine, requests, wrong=0.3)
     scheduler = make_scheduler(engine, [oracle], fixed(4), parallel=2)
     answers = run_checked(scheduler, requests)
-    drafts = scheduler.counts.total.drafts
+    drafts = scheduler.outcomes.total.drafts
     assert 0 < drafts.num_accepted < drafts.num_drafted
     prompts = sum(len(request.prompt) for request in requests)
     emitted = sum(len(answer.tokens) for answer in answers.values())

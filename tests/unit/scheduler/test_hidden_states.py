@@ -52,7 +52,7 @@ def read_by(make: Callable[[Model], Speculator], engine: Model, **limits: int) -
 def assert_all_right(scheduler: Scheduler) -> None:
     """Every draft was accepted, each row was read with its state, and nothing was lost."""
     (guarded,) = scheduler.drafting.speculators.values()
-    stats = scheduler.counts.total.by_speculator[guarded.name]
+    stats = scheduler.outcomes.total.by_speculator[guarded.name]
     assert stats.num_accepted == stats.num_drafted > 0
     assert not any("states are missing" in reason for reason in stats.reasons)
     if isinstance(guarded.speculator, StateReader):
@@ -143,7 +143,7 @@ def test_a_slot_that_was_read_from_a_file_is_a_text_of_which_no_state_is_known(t
     scheduler.take_events()
     run_checked(scheduler, [greedy("turn", [*prompt_of(1), 7])])
     assert reader.reasons["behind"]
-    stats = scheduler.counts.total.by_speculator["state-reader"]
+    stats = scheduler.outcomes.total.by_speculator["state-reader"]
     assert stats.reasons["states are missing"]
 
 
@@ -168,7 +168,7 @@ def test_several_heads_draft_no_more_tokens_than_there_are_heads() -> None:
     engine = Sure()
     scheduler = make_scheduler(engine, [mtp(engine, 2)], fixed(8))
     run_checked(scheduler, [greedy("r", prompt_of(1))])
-    assert max(end - start for start, end, _ in scheduler.counts.total.drafts.verified) == 2
+    assert max(end - start for start, end, _ in scheduler.outcomes.total.drafts.verified) == 2
 
 
 def test_prompts_longer_than_one_reading_are_read_over_some_steps() -> None:
@@ -177,7 +177,7 @@ def test_prompts_longer_than_one_reading_are_read_over_some_steps() -> None:
         engine, [mtp(engine, context_size=1024)], fixed(3), parallel=2, prefill_chunk=256
     )
     run_checked(scheduler, [*(greedy(f"r{i}", prompt_of(i, 600), 24) for i in range(2))])
-    stats = scheduler.counts.total.by_speculator["mtp"]
+    stats = scheduler.outcomes.total.by_speculator["mtp"]
     assert stats.reasons["heads are processing the prompt"] >= 2
     assert_all_right(scheduler)
 
@@ -188,7 +188,7 @@ def test_a_drafter_that_reads_the_targets_cache_waits_for_no_prompt() -> None:
     assistant.context.context_size = 1024
     scheduler = make_scheduler(engine, [assistant], fixed(3), parallel=1, prefill_chunk=256)
     run_checked(scheduler, [greedy("r", prompt_of(1, 900), 8)])
-    reasons = scheduler.counts.total.by_speculator["gemma4-assistant"].reasons
+    reasons = scheduler.outcomes.total.by_speculator["gemma4-assistant"].reasons
     assert "draft model is processing the prompt" not in reasons
 
 
@@ -218,7 +218,7 @@ def test_verified_rows_are_read_in_one_decode_for_all_slots(num_heads: int) -> N
     run_checked(scheduler, [*(greedy(f"r{i}", prompt_of(i, 8), 33) for i in range(3))])
     assert_all_right(scheduler)
     assert isinstance(speculator.context, FakeHeads)
-    calls = scheduler.counts.total.by_speculator["mtp"].num_calls / 3
+    calls = scheduler.outcomes.total.by_speculator["mtp"].num_calls / 3
     assert speculator.context.num_calls <= calls * (3 + num_heads) + 3
 
 

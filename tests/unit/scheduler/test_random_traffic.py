@@ -245,7 +245,7 @@ def check_nothing_is_kept(scheduler: Scheduler, controller: Remembering) -> None
     assert not controller._calibration._followed
     assert not controller._calibration.namespaces
     assert not controller._calibration._requests
-    assert not scheduler.counts._requests
+    assert not scheduler.outcomes._requests
     assert not scheduler.drafting._begun
     assert not controller.known
     for model in controller._model_planner.drafters.values():

@@ -11,7 +11,7 @@ import pytest
 from tests.harness import EOS, Model, check, endless, make_scheduler, play, step_until, steps
 
 from headstart.config import SchedulerConfig
-from headstart.scheduler.scheduler import _PREEMPTED, Scheduler
+from headstart.scheduler.scheduler import Scheduler
 from headstart.structures.tenants import namespace_of_key
 from headstart.types.errors import CapacityError, ConfigError
 from headstart.types.request import Request
@@ -200,7 +200,7 @@ def test_a_preempted_request_is_the_first_of_its_tenant() -> None:
     for name in ("a1", "a2", "b1"):
         submit(scheduler, name)
     scheduler.step()
-    scheduler.detach(scheduler.running[0], _PREEMPTED)
+    scheduler._interrupt(scheduler.running[0], "the context is full", lacks_cells=True)
     assert order_of_admission(scheduler) == ["a1", "b1", "a2"]
 
 

@@ -124,4 +124,4 @@ def _generate(
         for event in scheduler.take_events():
             if isinstance(event, TokenEvent):
                 texts.setdefault(event.request_id, []).extend(event.tokens)
-    return texts, scheduler.counts.total
+    return texts, scheduler.outcomes.total
