@@ -42,7 +42,7 @@ from tests.real.answers import Setting, different, open_setting
 
 from headstart.app.assemble import Models
 from headstart.config import EngineConfig
-from headstart.engine.footprint import HOST, measure, uses_of
+from headstart.engine.footprint import HOST, can_measure, measure, uses_of
 from headstart.engine.parameters import Limits
 from headstart.extras.bench.report import table_head
 from headstart.sampling import SamplingParams
@@ -215,12 +215,12 @@ def _weigh(row: Row, path: Path) -> None:
     from headstart.engine.model import Model
 
     config, limits = EngineConfig(context=4096, gpu_layers=0, threads=1), Limits(4, 68, 16)
-    measured = measure(path, config, limits, 4096)
-    if measured is None:
+    if not can_measure():
         return
+    _, uses = measure(path, config, limits, 4096)
     engine = LlamaEngine(Model(path, config), config, limits)
     outputs = 4 * engine.max_outputs * engine.vocab_size
-    row.estimate = measured.uses[HOST].total / (uses_of(engine.handle)[HOST].total + outputs)
+    row.estimate = uses[HOST].total / (uses_of(engine.handle)[HOST].total + outputs)
 
 
 def _num_read(result: Answer) -> int:

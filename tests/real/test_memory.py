@@ -42,16 +42,15 @@ def model_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 @pytest.mark.parametrize("context", [512, 4096])
 def test_the_estimate_is_what_libllama_takes(model_file: Path, context: int) -> None:
     config = EngineConfig(context=context, gpu_layers=0, threads=1)
-    expected = measure(model_file, config, LIMITS, context)
-    assert expected is not None
+    _, expected = measure(model_file, config, LIMITS, context)
     engine = LlamaEngine(Model(model_file, config), config, LIMITS)
     taken = uses_of(engine.handle)[HOST]
     if engine.reader is not None:
         assert engine.reader.open()
         taken += replace(uses_of(engine.reader.handle)[HOST], weights=0)
-    assert expected.uses[HOST].cache == taken.cache
-    assert expected.uses[HOST].weights == pytest.approx(taken.weights, rel=0.01)
-    assert expected.uses[HOST].compute == pytest.approx(taken.compute, rel=0.05)
+    assert expected[HOST].cache == taken.cache
+    assert expected[HOST].weights == pytest.approx(taken.weights, rel=0.01)
+    assert expected[HOST].compute == pytest.approx(taken.compute, rel=0.05)
 
 
 @needs_measuring
@@ -99,16 +98,14 @@ def test_windows_and_snapshots_are_counted(tmp_path: Path) -> None:
     sizes = []
     for swa_full in (False, True):
         settings = EngineConfig(context=8192, gpu_layers=0, swa_full=swa_full)
-        measured = measure(windowed, settings, LIMITS, 8192)
-        assert measured is not None
-        sizes.append(measured.uses[HOST].cache)
+        _, measured = measure(windowed, settings, LIMITS, 8192)
+        sizes.append(measured[HOST].cache)
     assert sizes[0] < 0.5 * sizes[1]
     hybrid = tiny_hybrid(tmp_path / "hybrid.gguf")
     sizes = []
     for max_draft in (0, 1, 8):
-        measured = measure(hybrid, config, Limits(4, 64, max_draft), 512)
-        assert measured is not None
-        sizes.append(measured.uses[HOST].cache)
+        _, measured = measure(hybrid, config, Limits(4, 64, max_draft), 512)
+        sizes.append(measured[HOST].cache)
     assert sizes[2] - sizes[0] == 8 * (sizes[1] - sizes[0])
 
 

@@ -17,14 +17,13 @@ from typing import Any
 from headstart.config import LEAST_CONTEXT, EngineConfig
 from headstart.config.engine import fit_targets
 from headstart.engine.devices import list_devices
-from headstart.engine.footprint import HOST, Measured, Use, Uses, measure
+from headstart.engine.footprint import HOST, Measured, Use, Uses, can_measure, measure
 from headstart.engine.machine import available_memory
 from headstart.engine.parameters import Limits
 from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-_MIB = 2**20
 _STEP = 256  # tokens; libllama's own granularity
 
 
@@ -56,7 +55,7 @@ class Fitted:
         return "; ".join(f"{_size(use.total)} of {name} ({_shown(use)})" for name, use in uses)
 
 
-Measure = Callable[[Path, EngineConfig, Limits, int], Measured | None]
+Measure = Callable[[Path, EngineConfig, Limits, int], Measured]
 
 
 def fit(
@@ -77,15 +76,12 @@ def fit(
         ModelError: libllama cannot make one of the models.
     """
     config, limits = target.config, target.limits
-    measure = cache(measure)  # each call takes 10 to 20 ms, and some are repeated
-    first = measure(target.path, config, replace(limits, max_draft=0), config.context or 512)
-    if first is None:
+    if not can_measure():
         context = config.context or config.fit_ctx
         most = limits.max_draft if target.is_draft_asked else _least_snapshots(target)
         limits = replace(limits, max_draft=min(limits.max_draft, most))
         return Fitted(replace(config, context=context), limits)
-    work = _Fitting(target, drafters, first, measure, (free or free_memory)())
-    return work.run()
+    return _Fitting(target, drafters, measure, (free or free_memory)()).run()
 
 
 def free_memory() -> dict[str, int]:
@@ -101,13 +97,18 @@ class _Fitting:
         self,
         target: Part,
         drafters: Callable[[EngineConfig], Sequence[Part]],
-        first: Measured,
         measure: Measure,
         free: dict[str, int],
     ) -> None:
-        self.target, self.drafters, self.first, self.free = target, drafters, first, free
-        self._measure = measure
-        train = first.facts.train_context
+        self.target, self.drafters, self.free = target, drafters, free
+        self._measure = cache(measure)  # each call takes 10 to 20 ms, and some are repeated
+        self.facts, _ = self._measure(
+            target.path,
+            target.config,
+            replace(target.limits, max_draft=0),
+            target.config.context or 512,
+        )
+        train = self.facts.train_context
         self.is_open = target.config.context == 0
         self.config = replace(target.config, context=target.config.context or train)
         self.max_draft = target.limits.max_draft
@@ -130,7 +131,7 @@ class _Fitting:
             self.target.limits,
             max_draft=self.max_draft,
             # a quarter of the remaining main memory
-            checkpoint_bytes=max(64 * _MIB, left // 4),
+            checkpoint_bytes=max(64 << 20, left // 4),
         )
         usable = {name: free - self._margin(name, free) for name, free in self.free.items()}
         return Fitted(self.config, limits, uses, tuple(self.remarks), self.free, usable)
@@ -150,8 +151,7 @@ class _Fitting:
 
     def _uses_of(self, part: Part, context: int | None = None) -> Uses:
         size = part.config.context if context is None else context
-        measured = self._measure(part.path, part.config, part.limits, size)
-        return measured.uses if measured else {}
+        return self._measure(part.path, part.config, part.limits, size)[1]
 
     def _excess(self, uses: Uses) -> int:
         """Bytes by which the fullest device exceeds its limit; 0 or less: it fits."""
@@ -168,7 +168,7 @@ class _Fitting:
         if len(margins) > 1:  # in the order of the GPUs; llama-server's default for the others
             gpus = (config.device or ",".join(one for one in self.free if one != HOST)).split(",")
             margins = [dict(zip(gpus, margins, strict=False)).get(name, 1024)]
-        margin = margins[0] * _MIB
+        margin = margins[0] << 20
         if name != HOST:
             return min(margin, free // 10)
         # other programs need main memory too: at least an eighth of the free memory is left
@@ -178,19 +178,15 @@ class _Fitting:
         """Choose the requested number of recurrent snapshots, at least one, within an eighth of
         free memory; if none is requested, as many as pay and are cheap.
         """
-        if not self.max_draft or not self.first.facts.is_recurrent:
+        if not self.max_draft or not self.facts.is_recurrent:
             return
         path, limits = self.target.path, self.target.limits
         small = replace(self.config, context=512)
-        one = self._measure(path, small, replace(limits, max_draft=1), 512)
-        none = self._measure(path, small, replace(limits, max_draft=0), 512)
-        if one is None or none is None:
-            return
-        states = {
-            name: use.cache - none.uses.get(name, Use()).cache for name, use in one.uses.items()
-        }
+        _, one = self._measure(path, small, replace(limits, max_draft=1), 512)
+        _, none = self._measure(path, small, replace(limits, max_draft=0), 512)
+        states = {name: use.cache - none.get(name, Use()).cache for name, use in one.items()}
         if sum(states.values()) <= 0:  # not with this architecture
-            states = {name: use.cache for name, use in none.uses.items()}
+            states = {name: use.cache for name, use in none.items()}
             self.copies = {name: Use(cache=size) for name, size in states.items()}
             return
         self.copies = {name: Use(cache=size) for name, size in states.items()}
@@ -200,7 +196,7 @@ class _Fitting:
         for name, each in states.items():
             if each > 0 and most:
                 free = self.free.get(name, self.free[HOST])
-                left = free - none.uses.get(name, Use()).total
+                left = free - none.get(name, Use()).total
                 most = min(most, max(1, left // 8 // each))
         if most < self.max_draft:
             self.remarks.append(
@@ -229,8 +225,8 @@ class _Fitting:
         """Bytes of caches and compute buffers."""
         limits = replace(self.target.limits, max_draft=num_snapshots)
         context = self.config.context
-        measured = self._measure(self.target.path, self.config, limits, context)
-        return sum(use.cache + use.compute for use in measured.uses.values()) if measured else 0
+        _, uses = self._measure(self.target.path, self.config, limits, context)
+        return sum(use.cache + use.compute for use in uses.values())
 
     def _shrink_context(self) -> None:
         """The largest context that fits, down to --fit-ctx."""
@@ -247,7 +243,7 @@ class _Fitting:
 
     def _move_to_host(self) -> None:
         """Move experts, or else whole layers, from the GPU to main memory: as few as needed."""
-        config, facts = self.config, self.first.facts
+        config, facts = self.config, self.facts
         if facts.num_experts and not config.cpu_moe and not config.override_tensor:
             words = f"the experts of {{0.n_cpu_moe}} of {facts.num_layers} layers are on the CPU"
             if self._lower(facts.num_layers, words, lambda n: {"n_cpu_moe": n}):

@@ -56,18 +56,11 @@ class Use:
 
 
 Uses = dict[str, Use]  # by device name; HOST for data in main memory as stored
+Measured = tuple[Facts, Uses]  # of a model
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Properties of a model in libllama, and its memory use."""
-
-    facts: Facts
-    uses: Uses
-
-
-def measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> Measured | None:
-    """Memory use of a model; None if this build of libllama cannot report it.
+def measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> Measured:
+    """Properties of a model in libllama, and its memory use; call it only if `can_measure`.
 
     libllama takes seconds to plan a hundred million tokens, so above `_MOST_MEASURED` the result is
     extrapolated: caches and compute buffers grow linearly.
@@ -76,15 +69,12 @@ def measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> M
         ModelError: libllama cannot create it.
         ConfigError: settings that contradict each other or the model.
     """
-    if not can_measure():
-        return None
     if context <= _MOST_MEASURED:
         return _measure(path, config, limits, context)
-    half = _measure(path, config, limits, _MOST_MEASURED // 2)
-    whole = _measure(path, config, limits, _MOST_MEASURED)
+    _, half = _measure(path, config, limits, _MOST_MEASURED // 2)
+    facts, whole = _measure(path, config, limits, _MOST_MEASURED)
     times = (context - _MOST_MEASURED) / (_MOST_MEASURED // 2)
-    uses = {name: use + use.growth(half.uses[name], times) for name, use in whole.uses.items()}
-    return replace(whole, uses=uses)
+    return facts, {name: use + use.growth(half[name], times) for name, use in whole.items()}
 
 
 def _measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> Measured:
@@ -122,7 +112,7 @@ def _measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> 
     uses[HOST] = uses.get(HOST, Use()) + Use(compute=outputs)
     if limits.shares_weights:
         uses = {name: replace(use, weights=0) for name, use in uses.items()}
-    return Measured(facts, uses)
+    return facts, uses
 
 
 def _add_reader(uses: Uses, model: Any, params: Any) -> None:

@@ -35,13 +35,10 @@ def machine(
         moved = 0.8 * config.n_cpu_moe / LAYERS if num_experts else 0.0
         cache = context * 256 * 1024 + state * (1 + limits.max_draft) * limits.num_sequences
         weights = size * GIB
-        return Measured(
-            facts,
-            {
-                "CUDA0": Use(int(weights * share * (1 - moved)), int(cache * share), GIB // 4),
-                HOST: Use(int(weights * (1 - share * (1 - moved))), int(cache * (1 - share)), 1),
-            },
-        )
+        return facts, {
+            "CUDA0": Use(int(weights * share * (1 - moved)), int(cache * share), GIB // 4),
+            HOST: Use(int(weights * (1 - share * (1 - moved))), int(cache * (1 - share)), 1),
+        }
 
     return measure
 
@@ -244,11 +241,9 @@ def test_a_hundred_million_tokens_are_measured_without_planning_them(monkeypatch
 
     def plan(path: Path, config: EngineConfig, limits: Limits, context: int) -> Measured:
         planned.append(context)
-        return Measured(Facts(False, 0, TRAIN, 1, 10), {HOST: Use(7, 2 * context, context + 5)})
+        return Facts(False, 0, TRAIN, 1, 10), {HOST: Use(7, 2 * context, context + 5)}
 
     monkeypatch.setattr(footprint, "_measure", plan)
-    monkeypatch.setattr(footprint, "can_measure", lambda: True)
-    found = footprint.measure(MODEL, EngineConfig(), Limits(1, 1, 0), 99_999_999)
-    assert found is not None
-    assert found.uses[HOST] == Use(7, 2 * 99_999_999, 99_999_999 + 5)
+    _, found = footprint.measure(MODEL, EngineConfig(), Limits(1, 1, 0), 99_999_999)
+    assert found[HOST] == Use(7, 2 * 99_999_999, 99_999_999 + 5)
     assert max(planned) <= 2**18
