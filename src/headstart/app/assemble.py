@@ -94,7 +94,6 @@ def build_scheduler(
     from headstart.engine import library
     from headstart.engine.machine import available_memory
     from headstart.scheduler.scheduler import Scheduler
-    from headstart.scheduler.turns import AdapterTurns
     from headstart.types.report import EmbeddingInfo, WorkerInfo
     from headstart.worker.embedding import EmbeddingQueue
 
@@ -126,7 +125,7 @@ def build_scheduler(
         embedding = EmbeddingInfo(embedder.size, embedder.max_tokens, embedder.pooling)
     scheduler.media = scheduler.slot_actions.media = target.media
     if adapters and adapters.describe():
-        scheduler.turns.adapters = AdapterTurns(adapters.use)
+        scheduler.turns.use_scales = adapters.use
     if models.types or (config.scheduler.parallel > 1 and engine.padding_sequence is not None):
         _warm_up(scheduler, bool(models.types), warms_up_later=warms_up_later)
     scheduler.cache.offloading.use_disk(open_disk(config, models, target, draft))

@@ -18,6 +18,9 @@ from headstart.scheduler.sequence import Sequence
 from headstart.types import CacheKind, Engine
 from headstart.types.media import LoadedChunk
 
+STEPS = 8  # of requests with the same adapters, while others wait
+Scales = tuple[float, ...]
+
 
 class Turns:
     """Chooses the sequences of each step."""
@@ -25,7 +28,10 @@ class Turns:
     def __init__(self, engine: Engine, prefill_chunk: int) -> None:
         """`prefill_chunk`: prompt rows per step beside answers."""
         attention_tile = engine.attention_tile
-        self.adapters: AdapterTurns | None = None  # if requests may differ in their adapters
+        # sets the adapters' scales from the next decode on, if requests may differ in them
+        self.use_scales: Callable[[Scales], None] | None = None
+        self._scales: Scales = ()  # in use; (): as loaded
+        self._num_steps = 0  # with these
         self._tile = attention_tile if prefill_chunk >= attention_tile else 1
         self._has_snapshots = engine.cache_kind is CacheKind.ROLLBACK
         self._was_prompts = self._was_image = False  # what the last step was limited to
@@ -34,7 +40,7 @@ class Turns:
     def choose(self, running: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
         """Split the running requests into the answers and the prompts of the next step."""
         answers, prompts, at_images = list[Sequence](), list[Sequence](), list[Sequence]()
-        for sequence in self.adapters.choose(running) if self.adapters else running:
+        for sequence in self._alike(running, use) if (use := self.use_scales) else running:
             text, cells = sequence.text, sequence.cells
             num_tokens = len(text.tokens)
             # inlined `Sequence.is_generating`
@@ -57,6 +63,25 @@ class Turns:
         """Idle: wait briefly for an image to be encoded."""
         if self._awaited:
             self._awaited[0].wait(seconds)
+
+    def _alike(
+        self, running: list[Sequence], use: Callable[[Scales], None]
+    ) -> list[Sequence]:
+        """Requests with the scales of the next step: current or least recently used ones.
+
+        Sets of scales take turns of a few steps, because libllama plans its memory again whenever
+        they change.
+        """
+        waiting = list(dict.fromkeys(sequence.request.adapters for sequence in running))
+        self._num_steps += 1
+        if waiting and (self._scales not in waiting or self._num_steps >= STEPS):
+            at = waiting.index(self._scales) + 1 if self._scales in waiting else 0
+            chosen = waiting[at % len(waiting)]
+            self._num_steps = 0
+            if chosen != self._scales:
+                use(chosen)
+                self._scales = chosen
+        return [sequence for sequence in running if sequence.request.adapters == self._scales]
 
     def _apart(self, prompts: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
         """Prompts that continue with text, and those at an encoded image, which is decoded
@@ -82,34 +107,3 @@ class Turns:
             return False
         # reading the weights twice would take longer than a tile that computes all these cells
         return sum(one.num_decoded for one in answers) >= 256
-
-
-STEPS = 8  # per turn while others wait
-Scales = tuple[float, ...]
-
-
-class AdapterTurns:
-    """Chooses the adapters' scales for each step: a decode has one set.
-
-    Requests with the same set share decodes; sets take turns of a few steps, because libllama plans
-    its memory again whenever the adapters change.
-    """
-
-    def __init__(self, use: Callable[[Scales], None]) -> None:
-        """`use`: sets the scales of decodes from now on; (): as loaded."""
-        self._use = use
-        self._scales: Scales = ()
-        self._num_steps = 0
-
-    def choose(self, running: list[Sequence]) -> list[Sequence]:
-        """Requests with the scales of the next step: current or least recently used ones."""
-        waiting = list(dict.fromkeys(sequence.request.adapters for sequence in running))
-        self._num_steps += 1
-        if waiting and (self._scales not in waiting or self._num_steps >= STEPS):
-            at = waiting.index(self._scales) + 1 if self._scales in waiting else 0
-            chosen = waiting[at % len(waiting)]
-            self._num_steps = 0
-            if chosen != self._scales:
-                self._use(chosen)
-                self._scales = chosen
-        return [sequence for sequence in running if sequence.request.adapters == self._scales]

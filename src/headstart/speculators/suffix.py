@@ -36,7 +36,7 @@ from headstart.speculators.base_texts import TextSpeculator, agreeing_scores, wo
 from headstart.speculators.suffix_alignment import Alignment
 from headstart.structures.corpus import MAX_MATCH, SIZES, KeptText, SuffixCorpus
 from headstart.structures.prefix import common_prefix_length
-from headstart.structures.suffix_index import SLICE, Place, SuffixIndex, Tail
+from headstart.structures.suffix_index import SLICE, Place, SuffixIndex
 from headstart.structures.text_store import TextStore
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.text.vocabulary.variants import variants
@@ -151,11 +151,11 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
         self, history: _AlignedText, indexes: Sequence[SuffixIndex], max_tokens: int
     ) -> _Copy | None:
         """The most valuable copy, over all texts visible to this sequence."""
-        alignment, tail, best = history.alignment, Tail(history.tokens[-MAX_MATCH:]), None
+        alignment, best = history.alignment, None
         answer = self._answers.get(history.prompt)
         known = self.corpus.where(answer) if answer is not None else None
         for index in indexes:
-            places = index.find(tail, _MAX_PLACES)
+            places = index.find(history.tokens, _MAX_PLACES)
             if len(places) > 1:
                 places.sort(reverse=True)  # longest match first, then newest first
             if known is not None and known[0] is index:

@@ -33,19 +33,10 @@ and the position of the token that followed.
 """
 
 
-class Tail:
-    """The end of a text, prepared for lookups in any index."""
-
-    __slots__ = ("number", "size", "text")
-
-    def __init__(self, tokens: array[int]) -> None:
-        self.size = len(tokens)
-        self.text = tokens.tobytes()  # four bytes per token
-        self.number = int.from_bytes(self.text, "little")  # the last token is the most significant
-
-
 def _numbers_of(text: NDArray[np.int32], n: int) -> NDArray[np.int64]:
-    """All n-grams of a text (at least one) as numbers like `Tail.number` modulo `_PRIME`."""
+    """All n-grams of a text (at least one) as numbers modulo `_PRIME`; the last token is the most
+    significant.
+    """
     tokens = text.view("<u4")
     keys = np.zeros(len(tokens) - n + 1, np.uint64)
     for j in reversed(range(n)):
@@ -147,10 +138,6 @@ class SuffixIndex:
         """The key of a lookup: the last tokens, as many as the largest n."""
         return self.tokens[-self._chains[0].n :].tobytes()
 
-    def tail(self) -> Tail:
-        """The end of this text, of length `max_match`."""
-        return Tail(self.tokens[-self._max_match :])
-
     def extend(self, new: Sequence[int]) -> None:
         """Append tokens (ids >= 0, or SEPARATOR)."""
         # an array is appended as a whole
@@ -171,33 +158,32 @@ class SuffixIndex:
 
     def places(self, limit: int) -> list[Place]:
         """Earlier places that continue like the end of this text, newest first."""
-        return self.find(self.tail(), limit)
+        return self.find(self.tokens, limit)
 
-    def find(self, tail: Tail, limit: int) -> list[Place]:
-        """Places that continue the end of a text, newest first; for the largest n that has any.
-
-        Args:
-            tail: end of that text.
-            limit: maximum number of places.
+    def find(self, text: array[int], limit: int) -> list[Place]:
+        """Up to `limit` places that continue like the end of a text, newest first; for the largest
+        n that has any.
         """
-        tokens, floor, size, number = self.tokens, self.floor, tail.size, tail.number
+        tokens, floor, ending = self.tokens, self.floor, text[-self._max_match :]
+        size, bare = len(ending), ending.tobytes()  # four bytes per token
+        number = int.from_bytes(bare, "little")  # the last token is the most significant
         # unlinked tokens, and before them as many as the longest n-gram needs
         first = max(0, max(self.num_linked, floor) - self._chains[0].n)
-        recent, text = tokens[first:-1].tobytes(), tail.text
+        recent = tokens[first:-1].tobytes()
         # the shortest n-gram is required for any longer one
-        is_recent = recent.rfind(text[-4 * self._chains[-1].n :]) >= 0
+        is_recent = recent.rfind(bare[-4 * self._chains[-1].n :]) >= 0
         for chains in self._chains:
             n = chains.n
             if n > size:
                 continue
             found: list[Place] = []
             if is_recent:  # places that are not linked yet
-                ngram, start = text[-4 * n :], 4 * (max(self.num_linked, floor + n) - n - first)
+                ngram, start = bare[-4 * n :], 4 * (max(self.num_linked, floor + n) - n - first)
                 at, num_strangers = recent.rfind(ngram, start), 0
                 while at >= 0 and len(found) < limit:
                     position = first + n + (at >> 2)
                     if not at & 3 and tokens[position] != SEPARATOR:
-                        found.append((self._num_equal(tail, position), position))
+                        found.append((self._num_equal(number, size, position), position))
                     else:
                         num_strangers += 1
                         if num_strangers == limit + _MOST_STRANGERS:
@@ -208,7 +194,7 @@ class SuffixIndex:
             num_strangers = 0  # other n-grams in the slot: a few are skipped
             while position > floor and len(found) < limit:
                 if position - floor < size:
-                    length = self._num_equal(tail, position)
+                    length = self._num_equal(number, size, position)
                 else:  # the same, inlined
                     other = int.from_bytes(tokens[position - size : position], "little")
                     length = size - ((number ^ other).bit_length() + 31 >> 5)
@@ -223,15 +209,13 @@ class SuffixIndex:
                 return found
         return []
 
-    def _num_equal(self, tail: Tail, position: int) -> int:
-        """Number of tokens before `position` that equal the end of a text.
+    def _num_equal(self, number: int, size: int, position: int) -> int:
+        """Number of tokens before `position` that equal the last of the `size` tokens of a number.
 
         Later tokens are more significant, so the highest differing bit shows how many at the end
         are equal: one comparison instead of a loop.
         """
-        size, most = tail.size, position - self.floor
-        number = tail.number
-        if most < size:
+        if (most := position - self.floor) < size:
             number >>= 32 * (size - most)
             size = most
         other = int.from_bytes(self.tokens[position - size : position], "little")

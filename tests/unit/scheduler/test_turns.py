@@ -25,7 +25,7 @@ from tests.harness import (
 )
 
 from headstart.config import SpeculationConfig
-from headstart.scheduler.turns import STEPS, AdapterTurns, Scales
+from headstart.scheduler.turns import STEPS, Scales, Turns
 from headstart.types import Batch, CacheKind
 from headstart.types.request import Request
 
@@ -181,21 +181,23 @@ def active(*scales: float) -> Any:
 @pytest.mark.parametrize("scales", [(), (0.5,)])
 def test_a_set_that_is_alone_is_applied_once_and_not_interrupted(scales: Scales) -> None:
     applied = list[Scales]()
-    turns = AdapterTurns(applied.append)
+    turns = Turns(Model(), 64)
+    turns.use_scales = applied.append
     running = [active(*scales), active(*scales)]
     for _ in range(3 * STEPS):
-        assert turns.choose(running) == running
+        assert turns.choose(running) == ([], running)
     turns.choose([])
     assert applied == [scales] * bool(scales)
 
 
 def test_sets_take_turns() -> None:
     applied = list[Scales]()
-    turns = AdapterTurns(applied.append)
+    turns = Turns(Model(), 64)
+    turns.use_scales = applied.append
     running = [active(0.5), active(), active(0.5), active(1.0)]
     served: list[int] = [0] * 4
     for _ in range(6 * STEPS):
-        sharing = turns.choose(running)
+        _, sharing = turns.choose(running)
         assert len({one.request.adapters for one in sharing}) == 1
         assert sharing
         for index, one in enumerate(running):

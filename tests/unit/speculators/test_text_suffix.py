@@ -77,7 +77,7 @@ def test_the_draft_is_that_of_the_text_whose_votes_are_worth_most(
     index.extend(own)
     best = Voted([], [])
     for text in (index, *speculator.corpus.indexes("")):
-        places = text.find(index.tail(), 3)
+        places = text.find(index.tokens, 3)
         offer = vote(text, places, max_tokens) if places else best
         if offer.worth > best.worth + 1e-9:
             best = offer

@@ -42,7 +42,7 @@ def look_up(corpus: SuffixCorpus, tail: list[int], namespace: str = "") -> list[
     found = [
         index.tokens[position]
         for index in corpus.indexes(namespace)
-        for _, position in index.find(query.tail(), limit=50)
+        for _, position in index.find(query.tokens, limit=50)
     ]
     return sorted(found)
 
@@ -329,7 +329,7 @@ def check_view(corpus: SuffixCorpus, twin: Twin, name: str, tail: list[int]) -> 
     query.extend(tail)
     for index, text in zip(indexes, texts, strict=True):
         found = [
-            (length, position - index.floor) for length, position in index.find(query.tail(), ALL)
+            (length, position - index.floor) for length, position in index.find(query.tokens, ALL)
         ]
         assert found == brute_places(text, tail, SIZES, MAX_MATCH)
 

@@ -15,7 +15,7 @@ from headstart.structures import suffix_index
 from headstart.structures.prefix import common_prefix_length
 from headstart.structures.prefix import common_prefix_length as common
 from headstart.structures.prefix_index import PrefixIndex, packed
-from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex, Tail
+from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex
 
 SIZES = (2, 4)
 MAX_MATCH = 6
@@ -81,13 +81,13 @@ def test_another_text_is_found_wherever_it_stands(
     index.floor = min(floor, len(index))
     held = index.tokens.tolist()[index.floor :]
     expected = [(length, position + index.floor) for length, position in brute_places(held, other)]
-    assert index.find(query.tail(), ALL) == expected
+    assert index.find(query.tokens, ALL) == expected
 
 
 def test_a_lookup_passes_over_few_places_where_only_bytes_agree() -> None:
     """The engine's loop waits for it, however many tokens are in no chain yet."""
     index = SuffixIndex((2,), MAX_MATCH, text=[1, 1, 7, *[256] * 50])
-    tail = SuffixIndex((2,), MAX_MATCH, text=[1, 1]).tail()
+    tail = array("i", [1, 1])
     assert index.find(tail, 3) == []
     with patch.object(suffix_index, "_MOST_STRANGERS", ALL):
         assert index.find(tail, 3) == [(2, 2)]
@@ -96,7 +96,7 @@ def test_a_lookup_passes_over_few_places_where_only_bytes_agree() -> None:
 def test_separators_are_neither_copied_nor_crossed() -> None:
     index = SuffixIndex(SIZES, MAX_MATCH)
     index.extend([5, 6, SEPARATOR, 7, 8, 9, SEPARATOR])
-    assert index.find(Tail(array("i", [5, 6])), ALL) == []
+    assert index.find(array("i", [5, 6]), ALL) == []
     assert index.copy(4, 10) == [8, 9]
 
 
