@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,16 +25,6 @@ _ROWS = 16  # compared per width, or one decode if that has more
 CERTAIN_ROWS = 64  # with a tiny model: rows of different kernels may agree by chance
 _READ = 32  # rows per decode when filling the cache
 _STEP = 7919  # a prime: neighbours differ
-
-
-@dataclass(slots=True)
-class _Found:
-    """Results of the decodes of one width."""
-
-    rows: list[bytes] = field(default_factory=list)  # their digests
-    is_mixed: bool = False  # the first row differs beside equal rows
-    is_alone: bool = False  # the first row differs beside other sequences' rows
-    ms: float = float("inf")
 
 
 class _GaveWay(Exception):
@@ -62,7 +51,10 @@ class WidthComparison:
         self._engine, self.sequences, self._clock = engine, sequences, clock
         self._batch = Batch(engine.max_batch_tokens)
         self._first: NDArray[np.float32] | None = None
-        self._found: dict[int, _Found] = {}  # by width
+        # by width, the digests of the rows and the milliseconds of the fastest decode; widths whose
+        # first row differs beside equal rows, and beside rows of other sequences
+        self._rows, self._ms = dict[int, list[bytes]](), dict[int, float]()
+        self._mixed, self._alone = set[int](), set[int]()
         self._change = 0.0
 
     def run(self, is_interrupted: Callable[[], bool] = lambda: False) -> WidthClasses | None:
@@ -78,39 +70,39 @@ class WidthComparison:
             others = self._read_others(length)
             saved = bytearray() if self._cuts else engine.save_sequence(own)
             for width in (*range(1, 17), *WIDE):
-                if width <= most and width not in self._found:
-                    self._found[width] = self._look(width, length, saved, others)
+                if width <= most and width not in self._rows:
+                    self._look(width, length, saved, others)
         except _GaveWay:
             return None
         finally:
             for seq_id in self.sequences:
                 engine.clear(seq_id)
-        return _classes(self._found, self._change)
+        return self._classes()
 
-    def _look(self, width: int, length: int, saved: bytearray, others: list[int]) -> _Found:
-        found, own = _Found(), self.sequences[0]
+    def _look(self, width: int, length: int, saved: bytearray, others: list[int]) -> None:
+        own, compared = self.sequences[0], list[bytes]()
         num = -(-self._num_rows // width) if width != _ROWS else CERTAIN_ROWS // width
         num = min(num, (self._engine.context_size - length) // width)
         for index in range(num):
             start = length + index * width
             tokens = [self._token(start + i) for i in range(width)]
-            found.rows += self._decode([(own, start, tokens)], found, index * width)
+            compared += self._decode([(own, start, tokens)], index * width)
         self._put(own, saved, length)
-        alike = self._decode([(own, length, [self._token(length)] * width)], found)
-        found.is_mixed = alike[0] != found.rows[0]
+        alike = self._decode([(own, length, [self._token(length)] * width)])
+        if alike[0] != compared[0]:
+            self._mixed.add(width)
         self._put(own, saved, length)
         if 2 <= width <= 1 + len(others):
             rows = [(own, length, [self._token(length)])]
             for index, seq_id in enumerate(self.sequences[1:width]):
                 rows.append((seq_id, others[index], [self._token(others[index])]))
                 others[index] += 1
-            found.is_alone = self._decode(rows, found)[0] != found.rows[0]
+            if self._decode(rows)[0] != compared[0]:
+                self._alone.add(width)
             self._put(own, saved, length)
-        return found
+        self._rows[width] = compared
 
-    def _decode(
-        self, rows: list[tuple[int, int, list[int]]], found: _Found, index: int = _ROWS
-    ) -> list[bytes]:
+    def _decode(self, rows: list[tuple[int, int, list[int]]], index: int = _ROWS) -> list[bytes]:
         """Digests of the rows; `index`: of the first one among the rows that are compared."""
         self._batch.clear()
         for seq_id, start, tokens in rows:
@@ -119,7 +111,8 @@ class WidthComparison:
         try:
             started = self._clock()
             logits = self._run()
-            found.ms = min(found.ms, 1000.0 * (self._clock() - started))
+            ms, width = 1000.0 * (self._clock() - started), self._batch.num_rows
+            self._ms[width] = min(ms, self._ms.get(width, ms))
             states = self._engine.hidden_states().get(FINAL_STATE, logits)
         finally:
             self._engine.show_final_states(is_on=False)
@@ -145,6 +138,27 @@ class WidthComparison:
             known[:] = logits
         with np.errstate(invalid="ignore"):
             self._change = max(self._change, float(np.abs(known - logits).max()))
+
+    def _classes(self) -> WidthClasses:
+        classes: list[list[int]] = []
+        for width, rows in self._rows.items():
+            if width in self._mixed:
+                continue
+            for members in classes:
+                other = max((self._rows[n] for n in members), key=len)
+                num = min(len(other), len(rows))
+                if other[:num] == rows[:num]:
+                    members.append(width)
+                    break
+            else:
+                classes.append([width])
+        return WidthClasses(
+            tuple(map(tuple, classes)),
+            tuple(sorted(self._mixed)),
+            self._change,
+            tuple((width, self._ms[width]) for width in self._rows),
+            bool(self._alone - self._mixed),
+        )
 
     def _put(self, seq_id: int, saved: bytearray, length: int) -> None:
         if self._cuts:
@@ -224,26 +238,3 @@ def _digest(row: NDArray[np.float32], state: NDArray[np.float32]) -> bytes:
     digest = hashlib.blake2b(row.data, digest_size=8)
     digest.update(state.data)
     return digest.digest()
-
-
-def _classes(found: dict[int, _Found], change: float) -> WidthClasses:
-    mixed = {n for n, one in found.items() if one.is_mixed}
-    classes: list[list[int]] = []
-    for width, one in found.items():
-        if width in mixed:
-            continue
-        for members in classes:
-            other = max((found[n].rows for n in members), key=len)
-            num = min(len(other), len(one.rows))
-            if other[:num] == one.rows[:num]:
-                members.append(width)
-                break
-        else:
-            classes.append([width])
-    return WidthClasses(
-        tuple(map(tuple, classes)),
-        tuple(sorted(mixed)),
-        change,
-        tuple((n, one.ms) for n, one in found.items()),
-        any(one.is_alone for n, one in found.items() if n not in mixed),
-    )
