@@ -6,9 +6,9 @@ omit. Files are read and written here, because libllama's function aborts the pr
 file; for a state in memory it only returns an error. This needs no context, so any thread may do
 it. Source: llama.cpp src/llama-context.cpp, state_seq_save_file and state_seq_load_file.
 
-The state is followed, where libllama does not look, by the gaps if there are any, the number of
-exact tokens, which is lower if cells were shifted, and a checksum (`_TRAILER`): a damaged state
-would change the text silently.
+The state is followed, where libllama does not look, by the gaps, the number of exact tokens, which
+is lower if cells were shifted, that of the gaps, and a checksum: a damaged state would change the
+text silently.
 
 In place of the tokens, llama-server writes -1, a version, their number, the tokens, the number of
 images and these (tools/server/server-common.cpp, server_tokens::serialize). It also reads plain
@@ -24,7 +24,6 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,8 +38,8 @@ _HEADER = struct.Struct("<III")
 _NUM_GAPS, _GAP_BYTES = struct.Struct("<H"), 8  # in memory: the number of gaps, then the gaps
 _FRONT = struct.Struct("<Ii")  # then a magic and an id, which is ignored
 _STATE_MAGIC = 0xAF143CD8
-_TRAILER = struct.Struct("<8sI16s")  # magic, exact tokens, checksum of everything before it
-_TRAILER_MAGIC, _WITH_GAPS = b"HS SLOT1", b"HS SLOT2"  # followed by the gaps' number
+_TRAILER = struct.Struct("<8sIH")  # magic, exact tokens, gaps; then a checksum of all before it
+_TRAILER_MAGIC, _CHECKSUM_BYTES = b"HS SLOT3", 16
 _PACKED, _PACKED_VERSION, _NUM_AROUND = -1, 1, 4  # of llama-server; numbers around the tokens
 
 
@@ -64,14 +63,11 @@ def write(path: Path, tokens: Sequence[int], data: Data, num_exact: int) -> int:
     assert parts is not None
     head = _HEADER.pack(MAGIC, VERSION, len(tokens)) + array("i", tokens).tobytes()
     state = memoryview(parts[0])
-    num_gaps = state[: _NUM_GAPS.size]
-    end = _NUM_GAPS.size + _GAP_BYTES * _NUM_GAPS.unpack(num_gaps)[0]
-    gaps = bytes(state[_NUM_GAPS.size : end])
-    pieces: list[Data] = [head, state[end + _FRONT.size :]]
-    magic = _WITH_GAPS if gaps else _TRAILER_MAGIC
-    if gaps:
-        pieces += gaps, num_gaps
-    pieces.append(_TRAILER.pack(magic, num_exact, _checksum(pieces, num_exact)))
+    (num_gaps,) = _NUM_GAPS.unpack(state[: _NUM_GAPS.size])
+    end = _NUM_GAPS.size + _GAP_BYTES * num_gaps
+    pieces: list[Data] = [head, state[end + _FRONT.size :], state[_NUM_GAPS.size : end]]
+    pieces.append(_TRAILER.pack(_TRAILER_MAGIC, num_exact, num_gaps))
+    pieces.append(_checksum(pieces))
     try:
         replace_file(path, *pieces)
     except OSError as error:
@@ -90,23 +86,21 @@ def read(path: Path, context_size: int, vocab_size: int) -> SavedSequence:
             num_bytes = os.fstat(file.fileno()).st_size
             head = file.read(_HEADER.size)
             end = _end_of_tokens(path.name, head, num_bytes)
-            file.seek(max(end, num_bytes - _TRAILER.size))
-            trailer = file.read()
-            gaps = b""
-            if trailer[: len(_TRAILER_MAGIC)] == _WITH_GAPS:
-                gaps = _read_gaps(file, num_bytes - len(trailer), end)
-            elif trailer[: len(_TRAILER_MAGIC)] != _TRAILER_MAGIC:
-                trailer = b""
+            file.seek(max(end, num_bytes - _TRAILER.size - _CHECKSUM_BYTES))
+            trailer, checksum = file.read(_TRAILER.size), file.read()
+            num_exact = num_gaps = 0
+            if is_ours := trailer.startswith(_TRAILER_MAGIC) and len(checksum) == _CHECKSUM_BYTES:
+                _, num_exact, num_gaps = _TRAILER.unpack(trailer)
             file.seek(_HEADER.size)
             head += file.read(end - _HEADER.size)
-            num_gaps = _NUM_GAPS.pack(len(gaps) // _GAP_BYTES)
-            front = num_gaps + gaps + _FRONT.pack(_STATE_MAGIC, 0)
-            behind = [gaps, num_gaps] if gaps else []
-            size = max(0, num_bytes - end - len(trailer) - sum(map(len, behind)))
-            data, place = reserve(len(front) + size, ())
-            place[: len(front)] = front
-            state = place[len(front) :]
-            if file.readinto(state) != len(state):
+            start = _NUM_GAPS.size + _GAP_BYTES * num_gaps
+            num_behind = _GAP_BYTES * num_gaps + is_ours * (len(trailer) + len(checksum))
+            size = max(0, num_bytes - end - num_behind)
+            data, place = reserve(start + _FRONT.size + size, ())
+            place[: _NUM_GAPS.size] = _NUM_GAPS.pack(num_gaps)
+            place[start : start + _FRONT.size] = _FRONT.pack(_STATE_MAGIC, 0)
+            gaps, state = place[_NUM_GAPS.size : start], place[start + _FRONT.size :]
+            if file.readinto(state) != len(state) or file.readinto(gaps) != len(gaps):
                 raise RequestError(f"{path.name} became shorter while it was read")
     except OSError as error:
         raise RequestError(f"{path.name} cannot be read: {error.strerror}") from error
@@ -117,28 +111,16 @@ def read(path: Path, context_size: int, vocab_size: int) -> SavedSequence:
             "a larger --ctx-size"
         )
     # in our files, negative ids are cells of images (types/media.py)
-    is_below = not trailer and tokens.min(initial=0) < 0
+    is_below = not is_ours and tokens.min(initial=0) < 0
     if is_below or tokens.max(initial=0) >= vocab_size:
         raise RequestError(
             f"{path.name} has token ids outside the vocabulary (0 to {vocab_size - 1}); it is "
             "damaged, or of another model"
         )
-    num_exact = len(tokens)
-    if trailer:
-        _, num_exact, checksum = _TRAILER.unpack(trailer)
-        if _checksum([head, state, *behind], num_exact) != checksum:
-            raise RequestError(
-                f"{path.name} is damaged: its checksum is wrong; save the slot again"
-            )
+    if is_ours and _checksum([head, state, gaps, trailer]) != checksum:
+        raise RequestError(f"{path.name} is damaged: its checksum is wrong; save the slot again")
+    num_exact = num_exact if is_ours else len(tokens)
     return SavedSequence(tokens.tolist(), num_exact, num_bytes, data)
-
-
-def _read_gaps(file: BinaryIO, end: int, least: int) -> bytes:
-    """The gaps, whose number is stored at `end` of a file."""
-    file.seek(max(least, end - _NUM_GAPS.size))
-    num_gaps = _NUM_GAPS.unpack(file.read(_NUM_GAPS.size))[0]
-    file.seek(max(least, end - _NUM_GAPS.size - _GAP_BYTES * num_gaps))
-    return file.read(_GAP_BYTES * num_gaps)
 
 
 def _end_of_tokens(name: str, header: bytes, num_bytes: int) -> int:
@@ -153,11 +135,10 @@ def _end_of_tokens(name: str, header: bytes, num_bytes: int) -> int:
     return end
 
 
-def _checksum(pieces: Sequence[Data], num_exact: int) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
+def _checksum(pieces: Sequence[Data]) -> bytes:
+    digest = hashlib.blake2b(digest_size=_CHECKSUM_BYTES)
     for piece in pieces:
         digest.update(piece)
-    digest.update(num_exact.to_bytes(4, "little"))
     return digest.digest()
 
 
