@@ -85,10 +85,12 @@ def test_every_speculator_has_its_line() -> None:
 def test_every_reason_for_no_draft_has_its_line() -> None:
     folders = [ROOT / "src/headstart" / name for name in ("scheduler", "speculators")]
     code = "\n".join(p.read_text("utf-8") for folder in folders for p in folder.glob("*.py"))
-    constants = "ILLEGAL|OUTBID|RESTING|FAILED|NO_MATCH|NO_ROOM|BELOW_BREAK_EVEN"
-    said = rf'(?:reason=|(?:reason|bound) = (?:[^"\n]*, )?|(?:{constants}) = )'
+    said = (
+        r'(?:reason=|(?:reason|bound) = (?:[^"\n]*, )?|reason\)? or |'
+        r'(?:miss|drop|drop_drafts)\([^"\n]*|(?:RESTING|FAILED|BELOW_BREAK_EVEN) = )'
+    )
     reasons = set(re.findall(rf'\b{said}"(\w.+?)"', code))
-    assert {"no match", "batch full", "off", "illegal under the constraint"} <= reasons
+    assert {"no match", "outbid", "off", "illegal under the constraint", "control failed"} <= reasons
     text = (DOCS / "speculators.md").read_text("utf-8").partition("## Why a step had no draft")[2]
     assert [reason for reason in sorted(reasons) if reason not in text] == []
 

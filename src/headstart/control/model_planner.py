@@ -35,7 +35,6 @@ from headstart.control.values import (
 )
 
 LENGTHS = np.array((1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
-ON_TRIAL = "tried on another slot first"
 REST = 3  # most steps for which a model that was often refused is not planned
 
 
@@ -89,7 +88,7 @@ class ModelDraftPlanner:
             if num_labels < WEIGHT:  # until then it does not catch up on every prompt
                 auto.sort(key=lambda slot: slot.catch_up)
                 for slot in auto[1:]:
-                    slot.reason = ON_TRIAL
+                    slot.reason = "tried on another slot first"
                 del auto[1:]
             for can_skip in (False, True):
                 able = [slot for slot in auto if slot.can_skip or not can_skip]

@@ -45,8 +45,6 @@ from headstart.types.request import SpeculativeParams
 
 log = logging.getLogger(__name__)
 
-_CONTROL_FAILED = "control failed"
-
 
 class Drafting:
     """All speculators of a worker, and the control over them."""
@@ -94,41 +92,39 @@ class Drafting:
 
     def draft(self, plan: StepPlan, engine: Engine) -> None:
         """Write the drafts of all answers into the plan, and padding rows if they save time."""
+        self._tell(self._draft, plan, engine)
         if self.failure:
-            plan.drop_drafts(_CONTROL_FAILED)
+            plan.drop_drafts("control failed")
+
+    def _draft(self, plan: StepPlan, engine: Engine) -> None:
+        for answer in plan.answers:
+            sequence = answer.sequence
+            if not sequence.policy.reason and sequence.number not in self._begun:
+                self._begin(sequence)
+        answers = limit_drafts(plan, engine)
+        # padding may help: a wider step can take less time
+        can_pad = engine.padding_sequence is not None and not plan.prompts
+        may_ask = self._may_ask(len(answers)) if answers else set[str]()
+        if not may_ask and not any(map(_is_always_asked, answers)):
+            for answer in answers:
+                answer.reasons |= {model.name: RESTING for model in self._models}
+            if can_pad and len(plan.answers) > 1:
+                self._describe_step(plan, engine, can_pad=can_pad)
+                self.controller.assign_rows(plan)
             return
-        try:
-            for answer in plan.answers:
-                sequence = answer.sequence
-                if not sequence.policy.reason and sequence.number not in self._begun:
-                    self._begin(sequence)
-            answers = limit_drafts(plan, engine)
-            # padding may help: a wider step can take less time
-            can_pad = engine.padding_sequence is not None and not plan.prompts
-            may_ask = self._may_ask(len(answers)) if answers else set[str]()
-            if not may_ask and not any(map(_is_always_asked, answers)):
-                for answer in answers:
-                    answer.reasons |= {model.name: RESTING for model in self._models}
-                if can_pad and len(plan.answers) > 1:
-                    self._describe_step(plan, engine, can_pad=can_pad)
-                    self.controller.assign_rows(plan)
-                return
-            self._describe_step(plan, engine, can_pad=can_pad)
-            started = self._clock()
-            self._ask_texts(plan, answers, may_ask)
-            asked = self._clock()
-            if self._models:
-                ask_models(self._models, may_ask, self.controller, plan, answers)
-            resumed = self._clock()
-            self.controller.assign_rows(plan)
-            for answer in plan.answers:
-                if answer.num_verified < len(answer.draft):
-                    _note_reasons(answer)
-            asking = asked - started + self._clock() - resumed
-            plan.asking_ms = self._reading_ms + 1000.0 * asking
-        except Exception as error:  # a failed draft must not fail a request
-            self.fail(error)
-            plan.drop_drafts(_CONTROL_FAILED)
+        self._describe_step(plan, engine, can_pad=can_pad)
+        started = self._clock()
+        self._ask_texts(plan, answers, may_ask)
+        asked = self._clock()
+        if self._models:
+            ask_models(self._models, may_ask, self.controller, plan, answers)
+        resumed = self._clock()
+        self.controller.assign_rows(plan)
+        for answer in plan.answers:
+            if answer.num_verified < len(answer.draft):
+                _note_reasons(answer)
+        asking = asked - started + self._clock() - resumed
+        plan.asking_ms = self._reading_ms + 1000.0 * asking
 
     def _may_ask(self, num_answers: int) -> set[str]:
         """The speculators for which asking is expected to pay in this step."""
@@ -148,11 +144,11 @@ class Drafting:
         if record.plan.calls:
             self._reading_ms = 1000.0 * (self._clock() - started)
 
-    def _tell(self, observe: Callable[..., None], *what: Any) -> None:
-        """Pass a measurement to control, unless it has failed."""
+    def _tell(self, work: Callable[..., None], *what: Any) -> None:
+        """Do what control takes part in, unless it has failed: a request must not fail for it."""
         if not self.failure:
             try:
-                observe(*what)
+                work(*what)
             except Exception as error:
                 self.fail(error)
 

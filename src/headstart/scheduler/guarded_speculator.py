@@ -21,7 +21,6 @@ from headstart.types.speculation_stats import SpeculationStats
 log = logging.getLogger(__name__)
 
 FAILED = "speculator failed"
-NO_MATCH = "no match"
 _FAILED_DRAFT = Draft(reason=FAILED, is_ready=False)
 _FAILURES = (Exception, SystemExit)  # a failed draft must not fail a request
 _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
@@ -138,7 +137,7 @@ class GuardedSpeculator:
             return known
         if len(self._empty) >= 64:
             return Draft(reason="other", is_ready=is_ready)
-        made = Draft(reason=plain_text(reason) or NO_MATCH, is_ready=is_ready)
+        made = Draft(reason=plain_text(reason) or "no match", is_ready=is_ready)
         self._empty[reason, is_ready] = made
         return made
 

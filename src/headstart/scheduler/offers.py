@@ -22,7 +22,6 @@ from headstart.types import Draft, DraftMode
 if TYPE_CHECKING:
     from headstart.sampling.grammar.state import GrammarState
 
-ILLEGAL = "illegal under the constraint"
 GRAMMAR = "grammar"  # the name under which forced tokens are drafted
 
 
@@ -68,7 +67,7 @@ def consider(
         return candidate(answer, (draft,), controller, before) if draft.tokens else None
     parts = splice(legality, draft, answer.limit - len(before), before)
     if draft.tokens and all(part.speculator != draft.speculator for part in parts):
-        answer.miss(draft.speculator, ILLEGAL)
+        answer.miss(draft.speculator, "illegal under the constraint")
         return None
     return candidate(answer, parts, controller, before) if parts else None
 

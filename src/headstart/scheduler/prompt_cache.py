@@ -21,8 +21,6 @@ from headstart.types import CacheKind, Engine, Vocab
 from headstart.types.constraint import NO_LIMIT
 from headstart.types.media import chunk_begin
 
-NO_ROOM = "no memory for the state before a draft"
-
 
 @dataclass(frozen=True, slots=True)
 class Placement:
@@ -220,7 +218,7 @@ class PromptCache:
             if self._engine.keep_for_draft(answer.sequence.seq_id):
                 plan.copies_ms.append(1000.0 * (clock() - started))
             else:
-                answer.drop(NO_ROOM)
+                answer.drop("no memory for the state before a draft")
 
     def choose_pauses(self, sequence: Sequence, min_step: int) -> list[int]:
         """Lengths at which reading it makes a checkpoint; none where the cache can be cut."""

@@ -16,7 +16,6 @@ from headstart.types.constraint import NO_LIMIT
 from headstart.types.request import RequestStats, TokenLogprob
 
 BELOW_BREAK_EVEN = "below break-even"
-OUTBID = "outbid"
 RESTING = "resting: its drafts did not pay"
 
 
@@ -69,7 +68,7 @@ class SequencePlan:
         if self.limit > 0 and (own := self.reasons.get(speculator)):
             return own
         if self.limit <= 0 or self.draft:
-            return self.reason or OUTBID
+            return self.reason or "outbid"
         return BELOW_BREAK_EVEN
 
     def drop(self, reason: str) -> None:

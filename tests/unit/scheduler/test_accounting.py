@@ -33,7 +33,6 @@ from tests.planted import fail_at
 
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.scheduler.prompt_cache import NO_ROOM
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.step import StepPlan
 from headstart.types import CacheKind, Draft, DraftMode, DraftRequest
@@ -224,7 +223,7 @@ def test_where_a_state_cannot_be_kept_a_step_has_one_reason_and_no_draft(every: 
             assert counts.reasons == stats.drafts.reasons
             assert num_drafts + counts.reasons.total() <= max(0, stats.num_steps - 1)
             assert num_drafts or counts.reasons.total() == max(0, stats.num_steps - 1)
-        num_missing += stats.drafts.reasons[NO_ROOM]
+        num_missing += stats.drafts.reasons["no memory for the state before a draft"]
     assert num_missing == engine.num_asked // every > 0
 
 
