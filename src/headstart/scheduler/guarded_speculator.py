@@ -21,7 +21,6 @@ from headstart.types.speculation_stats import SpeculationStats
 log = logging.getLogger(__name__)
 
 FAILED = "speculator failed"
-_FAILED_DRAFT = Draft(reason=FAILED, is_ready=False)
 _FAILURES = (Exception, SystemExit)  # a failed draft must not fail a request
 _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 # Calls whose time is reported under another name.
@@ -86,18 +85,16 @@ class GuardedSpeculator:
         """One draft per request, of at most `max_tokens`; empty if the speculator failed."""
         # Copied before the call, because a speculator may change the requests.
         asked = [(request.seq_id, request.max_tokens) for request in requests]
-        checked, started = list[Draft](), self._clock()
+        checked, started = [Draft(reason=FAILED, is_ready=False)] * len(asked), self._clock()
         try:
             drafts = listed(self.speculator.propose(requests), len(asked))
-            for draft, (seq_id, limit) in zip(drafts, asked, strict=True):
+            for i, (draft, (seq_id, limit)) in enumerate(zip(drafts, asked, strict=True)):
                 try:
-                    checked.append(self._cut(draft, limit))
+                    checked[i] = self._cut(draft, limit)
                 except _FAILURES as error:  # disables it for this sequence only
                     self._fail("propose", [seq_id], explained(draft, error))
-                    checked.append(_FAILED_DRAFT)
         except _FAILURES as error:
             self._fail("propose", [seq_id for seq_id, _ in asked], error)
-            checked = [_FAILED_DRAFT] * len(asked)
         self.last_seconds = self._clock() - started
         self._seconds["propose"] += self.last_seconds
         return checked
