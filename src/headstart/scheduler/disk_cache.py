@@ -110,6 +110,11 @@ class DiskCache:
         is_there = self.index.find(namespace, tokens)[1] == len(tokens)
         return is_there or key_of(root_of(namespace), tokens) in self.waiting
 
+    def takes(self, namespace: str, num_bytes: float, last_used: float) -> bool:
+        """Whether there may be room for a prompt of this size, used then."""
+        is_too_old = last_used <= self._too_old.get(owner_of(namespace), 0.0)
+        return num_bytes < self.most_bytes and not is_too_old
+
     def reading_seconds(self, files: Sequence[StoredFile]) -> float:
         """Estimated seconds to read files into main memory, from measured reads."""
         return sum(file.num_bytes for file in files) * self._seconds_per_byte
@@ -119,9 +124,8 @@ class DiskCache:
         all files were used later, or if the queue is full.
         """
         num_bytes = prompt.num_bytes
-        is_too_old = prompt.last_used <= self._too_old.get(owner_of(prompt.namespace), 0.0)
-        is_refused = prompt.is_private or is_too_old or num_bytes > self.most_bytes
-        if is_refused or self.knows(prompt.namespace, prompt.tokens):
+        is_taken = self.takes(prompt.namespace, num_bytes, prompt.last_used)
+        if prompt.is_private or not is_taken or self.knows(prompt.namespace, prompt.tokens):
             return False
         key = key_of(root_of(prompt.namespace), prompt.tokens)
         with self._lock:

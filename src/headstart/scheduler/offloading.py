@@ -33,8 +33,8 @@ BLOCK = 64  # tokens: 1 MiB of a small model, 8 of one with 8 B
 # time for copies in a step, or this share of the last step; a block once started is finished. It
 # counts from the first copy: finding what to copy is O(context), and may take all of it
 STEP_SECONDS, STEP_SHARE = 0.003, 0.04
-LATE_SECONDS = 5.0  # for the disk's first listing, or to read a prompt; requests then go on
-STOP_SECONDS = 5.0  # for writing when the server stops: the user is waiting
+# patience with the disk: requests go on after this, and a server that writes prompts at a stop ends
+PATIENCE_SECONDS = 5.0
 # minimum for a prompt to be kept, restored or waited for, and of tokens still to come for idle ones
 # to be set aside
 LEAST_TOKENS = 32
@@ -64,7 +64,7 @@ class Offloading:
         self._counters = counters
         self._clock = clock
         self._seconds_per_byte = SECONDS_PER_BYTE
-        self._bytes_per_token = 0.0  # of the last prompt saved
+        self._bytes_per_token = 0.0  # of the last prompt copied
         self._seconds = inf  # for the copies of this step
         self._until: float | None = None  # when they end, once they began
         self._is_behind = False  # `set_aside` was cut short
@@ -164,10 +164,13 @@ class Offloading:
 
         Returns False if there is none or the queue is full.
         """
-        if self.disk is None or not self.disk.most_bytes:
+        if self.disk is None:
             return False
         for cells in self._unwritten(self.disk):
-            self.begin_step(0.0)  # for each: copies that are refused are made again
+            num_bytes = cells.length * self._bytes_per_token
+            if not self.disk.takes(cells.namespace, num_bytes, cells.last_used):
+                continue  # copying it is all that would come of it
+            self.begin_step(0.0)  # for each: not all copies are taken
             if copy := self._copy(cells):
                 is_whole = len(copy.tokens) == cells.length
                 if self.disk.put(copy) if is_whole else self.store.put(copy):
@@ -186,7 +189,7 @@ class Offloading:
         """Write unsaved prompts to the disk, for a few seconds at most."""
         if (disk := self.disk) is None:
             return
-        until = self._clock() + STOP_SECONDS
+        until = self._clock() + PATIENCE_SECONDS
         disk.is_over.set()
         while (left := until - self._clock()) > 0.0:
             if not self.write_next():
@@ -211,7 +214,7 @@ class Offloading:
         if sequence.loading is None:
             if not self._overdue.done():
                 return True
-            sequence.loading, sequence.load_by = listed, self._clock() + LATE_SECONDS
+            sequence.loading, sequence.load_by = listed, self._clock() + PATIENCE_SECONDS
         if sequence.loading is listed and listed.done():
             sequence.loading = self._load(sequence, self.disk)
         if not sequence.loading.done() and self._clock() < sequence.load_by:
@@ -240,7 +243,7 @@ class Offloading:
         copying = disk.reading_seconds(files) + num_bytes * self._seconds_per_byte
         if not self._saves_time(length - num_known, copying):
             return _NOTHING
-        sequence.load_by = self._clock() + LATE_SECONDS + 4.0 * copying
+        sequence.load_by = self._clock() + PATIENCE_SECONDS + 4.0 * copying
         return disk.load(namespace, files, sequence.tenant)
 
     def keep(self, cells: Cells) -> bool:
@@ -254,7 +257,6 @@ class Offloading:
             return True
         if (stored := self._copy(cells)) is None:
             return False
-        self._bytes_per_token = stored.num_bytes / len(stored.tokens)
         is_kept = self.store.put(stored) and len(stored.tokens) == cells.length
         self._counters.prompts_saved += is_kept
         self._unfinished = None if is_kept else cells.packed
@@ -279,15 +281,17 @@ class Offloading:
             return None
         if not blocks:
             return None
-        return StoredPrompt(
+        stored = StoredPrompt(
             cells.namespace,
             cells.packed[: blocks[-1].end],
             tuple(blocks),
             cells.num_prompt,
-            last_used=time.time() - (self._clock() - cells.last_used),
-            others=others,
-            is_private=cells.is_private,
+            cells.last_used,
+            others,
+            cells.is_private,
         )
+        self._bytes_per_token = stored.num_bytes / len(stored.tokens)
+        return stored
 
     def _copy_blocks(self, cells: Cells) -> list[StoredBlock]:
         """The blocks of `_copy`. Those already in main memory, of a text with the same prefix, are
@@ -309,9 +313,11 @@ class Offloading:
         """A stored prompt that saves time beside `num_cached` cached tokens, and how many tokens it
         and the request have in common.
         """
+        if not self.store or not sequence.request.cache_prompt:  # packing it is O(context)
+            return None, 0
         tokens = sequence.packed
         stored, num_common = self.store.find(sequence.prompt_namespace, tokens)
-        if stored is None or not sequence.request.cache_prompt:
+        if stored is None:
             return None, 0
         num_common = min(num_common, len(tokens) - 1)
         lengths = stored.blocks[0].checkpoints
@@ -370,24 +376,6 @@ class Offloading:
             num_bytes = stored.num_bytes * num_restored / len(stored.tokens)
             seconds = (self._clock() - started) / num_bytes
             self._seconds_per_byte += SPEED_RATE * (seconds - self._seconds_per_byte)
-        return is_there
-
-    def restore_all(self, stored: StoredPrompt, cells: Cells) -> bool:
-        """Restore a prompt into an idle slot within this step, for a client that asks for that. The
-        slot's contents move to main memory, and so do others' if they take its room. Returns False
-        if there is none; then the slot is empty.
-        """
-        self.begin_step(inf)
-        self.keep(cells)
-        self.empty(cells)
-        while not (is_there := self.restore(stored, cells, len(stored.tokens))):
-            self.empty(cells)
-            if not (self._engine.lacks_cells and self.evict()):
-                break
-        if is_there:
-            cells.hold(list(stored.tokens), num_prompt=stored.num_prompt)
-            cells.namespace, cells.is_private = stored.namespace, stored.is_private
-        self.begin_step(0.0)
         return is_there
 
     def _num_own(self, cells: Cells) -> int:

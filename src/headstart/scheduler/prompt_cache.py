@@ -6,6 +6,7 @@ shared with another. Evicted prompts may be kept in main memory (`offloading`).
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -185,14 +186,14 @@ class PromptCache:
         offloading = self.offloading
         return offloading.keep(cells) or offloading.take_time() or offloading.is_too_long(cells)
 
-    def release(self, sequence: Sequence, now: float) -> Cells:
+    def release(self, sequence: Sequence) -> Cells:
         """Detach the request from its slot; the slot keeps the tokens for reuse."""
         cells = sequence.cells
         assert cells is not None
         for _, chunk in sequence.media:
             chunk.drop(sequence)
         cells.hold(cells.tokens[: cells.length], cells.num_exact, sequence.num_prompt)
-        cells.user, cells.last_used, sequence.cells = None, now, None
+        cells.user, cells.last_used, sequence.cells = None, time.time(), None
         return cells
 
     def cut(self, sequence: Sequence, length: int) -> None:

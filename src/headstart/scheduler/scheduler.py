@@ -308,7 +308,7 @@ class Scheduler:
         """Free the cells of a running request."""
         self.drafting.end(sequence)
         self.running.remove(sequence)
-        cells = self.cache.release(sequence, self.clock())
+        cells = self.cache.release(sequence)
         if is_emptied:
             self.cache.offloading.empty(cells)
 

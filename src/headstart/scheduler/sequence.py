@@ -74,7 +74,7 @@ class Cells:
     num_prompt: int = 0  # tokens of the prompt in an idle sequence; the rest is the answer
     namespace: str = ""  # owner of the text
     is_private: bool = False  # the text is never written to the disk
-    last_used: float = 0.0
+    last_used: float = 0.0  # seconds since the epoch
     user: Sequence | None = None
     _packed: tuple[list[int], array[int]] = ([], array("i"))  # `tokens`, and `packed`
 

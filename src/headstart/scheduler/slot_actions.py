@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -121,13 +122,32 @@ class SlotActions:
         stored, num_tokens = self._moved_out_of(cells)
         if stored is None:
             return
-        if not self._offloading.restore_all(stored, cells):
+        if not self._bring_back(stored, cells):
             raise CapacityError(
                 f"the prompt of slot {cells.seq_id} is in main memory and the cache has no room "
                 f"for its {len(stored.tokens)} tokens; try again when a request is over"
             )
         length = self._engine.rewind(cells.seq_id, num_tokens)
         cells.hold(cells.tokens[:length], num_prompt=stored.num_prompt)
+
+    def _bring_back(self, stored: StoredPrompt, cells: Cells) -> bool:
+        """Restore a prompt into an idle slot within this step, because a client asks for that. The
+        slot's contents move to main memory, and so do others' if they take its room. Returns False
+        if there is none; then the slot is empty.
+        """
+        offloading = self._offloading
+        offloading.begin_step(inf)
+        offloading.keep(cells)
+        offloading.empty(cells)
+        while not (is_there := offloading.restore(stored, cells, len(stored.tokens))):
+            offloading.empty(cells)
+            if not (self._engine.lacks_cells and offloading.evict()):
+                break
+        if is_there:
+            cells.hold(list(stored.tokens), num_prompt=stored.num_prompt)
+            cells.namespace, cells.is_private = stored.namespace, stored.is_private
+        offloading.begin_step(0.0)
+        return is_there
 
     def _erase(self, cells: Cells) -> int:
         """Erase an idle slot's prompt, wherever it is stored; returns its number of tokens."""
@@ -153,7 +173,7 @@ class SlotActions:
         num_tokens = len(saved.tokens)
         whole = StoredBlock(0, num_tokens, saved.data)
         stored = StoredPrompt(namespace, packed(saved.tokens), (whole,), num_tokens)
-        if self._offloading.restore_all(stored, cells):
+        if self._bring_back(stored, cells):
             cells.num_exact = saved.num_exact
         elif self._engine.lacks_cells:
             raise CapacityError(

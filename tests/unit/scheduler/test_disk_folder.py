@@ -204,7 +204,7 @@ def test_nobody_waits_long_for_the_list_and_what_it_has_is_found_later(
     listing: Scheduler, answers: Event, monkeypatch, caplog
 ) -> None:
     with caplog.at_level(logging.WARNING), monkeypatch.context() as patch:
-        patch.setattr(offloading, "LATE_SECONDS", 0.0)
+        patch.setattr(offloading, "PATIENCE_SECONDS", 0.0)
         submit_all(listing, [conversation(5), conversation(6)], 1)
     assert len(listing.running) == 2
     assert ["takes long" in one.message for one in caplog.records] == [True]
@@ -277,7 +277,7 @@ def test_a_stop_writes_more_than_the_queue_takes_at_once(limit: int, tmp_path, m
 def test_a_stop_says_what_is_lost_of_what_was_not_queued_either(tmp_path, monkeypatch, caplog):
     answers = Event()
     monkeypatch.setattr(disk_cache, "write_prompt", lambda *_: answers.wait(60))
-    monkeypatch.setattr(offloading, "STOP_SECONDS", 0.1)
+    monkeypatch.setattr(offloading, "PATIENCE_SECONDS", 0.1)
     scheduler = held(tmp_path, monkeypatch)
     with caplog.at_level(logging.WARNING):
         scheduler.cache.offloading.finish()

@@ -110,6 +110,18 @@ def test_a_prompt_too_large_for_the_disk_keeps_no_other_off_it(tmp_path: Path) -
     assert texts(tmp_path) == 1
 
 
+def test_a_prompt_that_the_disk_refuses_is_copied_once(tmp_path, monkeypatch) -> None:
+    """A cache without blocks is copied whole, which was done after each burst."""
+    model = Model(context_size=1024, cache_kind=CacheKind.ROLLBACK)
+    scheduler = make_scheduler(model, parallel=1)
+    ask(scheduler, long(1))
+    scheduler.cache.offloading.use_disk(cache(tmp_path, max_bytes=1500))
+    copied = noted(monkeypatch, scheduler.engine, "save_sequence")
+    for _ in range(3):
+        assert not scheduler.cache.offloading.write_next()
+    assert len(copied) == 1
+
+
 def test_a_prompt_too_large_for_the_rest_of_the_disk_keeps_no_smaller_one_off_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -154,7 +166,7 @@ def test_no_request_waits_long_for_a_disk_that_does_not_answer(tmp_path, monkeyp
     assert isinstance(clock, Clock)
     submit_all(scheduler, [conversation(1, 1), conversation(1, 2)], 50)
     assert not scheduler.running
-    clock.now += offloading.LATE_SECONDS
+    clock.now += offloading.PATIENCE_SECONDS
     scheduler.step()
     assert len(scheduler.running) == 2
     scheduler.cancel("c1.1")

@@ -150,7 +150,8 @@ def test_a_slot_that_cannot_be_restored_leaves_the_step_its_limit_of_copies(
 ) -> None:
     scheduler = restoring(2)
     offloading, (cells, _) = scheduler.cache.offloading, scheduler.cells
-    assert not offloading.restore_all(replace(prompt([1] * 64), blocks=(WHOLE,)), cells)
+    whole = replace(prompt([1] * 64), blocks=(WHOLE,))
+    assert not scheduler.slot_actions._bring_back(whole, cells)
     assert offloading._seconds < inf
 
 
