@@ -80,11 +80,11 @@ class CellOrder:
         is_full = any(one.held_since is not None for one in order)
         # lengths that do not fit: a longer one of a tenant comes after at least as many others, and
         # so does one of any other tenant of the same weight, if neither has running ones
-        too_long = dict[str | float, int]()
+        too_long = dict[tuple[str, float], int]()
         busy = {one.tenant for one in running}
         for sequence in order:
             length, tenant = len(sequence.text.tokens), sequence.tenant
-            alike = tenant if tenant in busy else self._tenants.weight(tenant)
+            alike = (tenant, 0.0) if tenant in busy else ("", self._tenants.weight(tenant))
             is_short = length < too_long.get(alike, length + 1)
             if not is_full or (is_short and self._fits(sequence, running)):
                 yield sequence
