@@ -27,7 +27,6 @@ from headstart.types.errors import ConfigError
 
 # Increase it if a saved field changes its meaning, or counts their buckets.
 VERSION = 6
-_MODELS = "learned_for"  # the key of the models: part -> [digest, name]
 
 
 class StateFile:
@@ -49,7 +48,7 @@ class StateFile:
                 self.state = _read(path)
         except (OSError, ValueError) as error:
             self.why_not = str(error)
-        known = {part: ModelId(*model) for part, model in self.state.pop(_MODELS, {}).items()}
+        known = {part: ModelId(*model) for part, model in self.state.pop("learned_for", {}).items()}
         for part, model in models.items():
             if known.get(part, model) != model:
                 raise ConfigError(
@@ -57,6 +56,7 @@ class StateFile:
                     f"{model}; name another file, or remove this one to start over"
                 )
         both = {**known, **models}
+        # part -> [digest, name]
         self._models = {part: [model.digest, model.name] for part, model in both.items()}
 
     def check(self, *, replaces_others: bool = False) -> None:
@@ -86,7 +86,7 @@ class StateFile:
             OSError: it cannot be written; no other file is left behind.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        text = _text({**state, _MODELS: self._models})
+        text = _text({**state, "learned_for": self._models})
         head = f'{{"version":{VERSION},"crc32":{crc32(text.encode())},"state":'
         replace_file(self.path, f"{head}{text}}}".encode())
 
