@@ -387,7 +387,7 @@ def sequence_of(
     policy = policy or make_policy(request.speculative, AUTO, (), "")
     sequence = scheduling.Sequence(number, request, policy, submitted=0.0)
     if cells is not None:
-        cells.tokens, cells.user, sequence.cells = sequence.text.tokens, sequence, cells
+        cells.tokens, cells.user, sequence.cells = sequence.tokens, sequence, cells
     return sequence
 
 

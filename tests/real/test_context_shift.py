@@ -59,7 +59,7 @@ def test_an_exact_text_that_is_interrupted_behind_a_shift_goes_on_as_alone() -> 
     expected = play(scheduler_of("off", 1), requests)
     scheduler = scheduler_of("off", 2)
     submit_all(scheduler, requests[:2], 120)
-    assert all(one.text.num_dropped for one in scheduler.running)
+    assert all(one.num_dropped for one in scheduler.running)
     assert different(expected, play(scheduler, requests[2:])) == ()
     assert scheduler.counters.preemptions == 1
 

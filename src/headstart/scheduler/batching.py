@@ -86,7 +86,7 @@ def _add_prompts(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
             num_free -= rows - 1
         if rows == num_pending:
             num_outputs = max(1, num_outputs)
-        tokens = sequence.text.tokens[start : start + rows]
+        tokens = sequence.tokens[start : start + rows]
         prompt.seq_id, prompt.start = sequence.seq_id, start
         prompt.num_rows, prompt.num_outputs = rows, num_outputs
         batch.add(prompt.seq_id, start, tokens, num_outputs)

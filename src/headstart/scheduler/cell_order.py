@@ -83,7 +83,7 @@ class CellOrder:
         too_long = dict[tuple[str, float], int]()
         busy = {one.tenant for one in running}
         for sequence in order:
-            length, tenant = len(sequence.text.tokens), sequence.tenant
+            length, tenant = len(sequence.tokens), sequence.tenant
             alike = (tenant, 0.0) if tenant in busy else ("", self._tenants.weight(tenant))
             is_short = length < too_long.get(alike, length + 1)
             if not is_full or (is_short and self._fits(sequence, running)):
@@ -105,7 +105,7 @@ class CellOrder:
 
     def _claim(self, sequence: Sequence) -> int:
         """Cells that it holds, or needs in order to start."""
-        return len(sequence.text.tokens) + self._spare * (sequence.cells is None)
+        return len(sequence.tokens) + self._spare * (sequence.cells is None)
 
     def _sorted(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         held, places = Counter[str](), dict[Sequence, tuple[bool, float]]()

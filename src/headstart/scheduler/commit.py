@@ -20,7 +20,7 @@ from headstart.types.errors import EngineError, HeadstartError, RequestError
 from headstart.types.request import TokenLogprob
 
 Leaving = tuple[Sequence, Ending | None]
-"""A sequence that leaves its cells, and why; None: until its constraint is compiled for it alone."""
+"""A sequence that leaves its cells, and why; None: its constraint is compiled for it alone."""
 
 
 class Committer:
@@ -84,12 +84,12 @@ class Committer:
                 if plan.is_prompt:
                     if sequence.request.wants_prompt_scores:
                         result.scores = _score(sequence, rows, plan.start, length)
-                    if length < len(sequence.text.tokens):
+                    if length < len(sequence.tokens):
                         self._note_chunk(sequence, length)
                         continue
                     rows = rows[-1:]
                 if (
-                    len(sequence.text.tokens) >= sequence.most_tokens
+                    len(sequence.tokens) >= sequence.most_tokens
                 ):  # max_tokens 0: wants its prompt cached
                     self._cache.cut(sequence, length)
                     endings.append((sequence, Ending("length")))
@@ -98,7 +98,7 @@ class Committer:
             except (EngineError, RequestError) as error:  # of this request alone
                 is_renewed = self._compiling.renew(sequence, error)
                 if is_renewed:
-                    self._cache.cut(sequence, len(sequence.text.tokens))
+                    self._cache.cut(sequence, len(sequence.tokens))
                 endings.append((sequence, None if is_renewed else failure(error)))
         return endings
 
@@ -112,15 +112,15 @@ class Committer:
     def _verify(self, result: SequenceRecord, rows: Logits) -> None:
         """Sample 1 to len(draft) + 1 tokens from logits of shape (len(draft) + 1, vocab_size)."""
         plan, sequence = result.plan, result.plan.sequence
-        text, request = sequence.text, sequence.request
-        position, draft = len(text.tokens), plan.draft[: plan.num_verified]
+        request = sequence.request
+        position, draft = len(sequence.tokens), plan.draft[: plan.num_verified]
         noted: list[TokenLogprob] = []
         note = (
             _note_into(noted, sequence, rows, position)
             if request.num_logprobs is not None
             else None
         )
-        emitted = emit(text.sampler, rows, draft, position, text.end_tokens, note)
+        emitted = emit(sequence.sampler, rows, draft, position, sequence.end_tokens, note)
         # all but the last; the last too if the turn ended inside the draft
         num_drafted = len(emitted) - 1
         num_drafted += num_drafted < len(draft) and emitted[-1] == draft[num_drafted]
@@ -137,17 +137,17 @@ class Committer:
             result.emitted = result.emitted[:num_kept]
             result.num_accepted = min(result.num_accepted, num_kept)
             result.logprobs = result.logprobs[:num_kept]
-        text = sequence.text
-        text.tokens.grow(result.emitted)
-        if text.speculator_tokens is not text.tokens:
-            text.speculator_tokens.grow(result.emitted)
-        self._cache.cut(sequence, len(text.tokens) - 1)
+        tokens = sequence.tokens
+        tokens.grow(result.emitted)
+        if sequence.speculator_tokens is not tokens:
+            sequence.speculator_tokens.grow(result.emitted)
+        self._cache.cut(sequence, len(tokens) - 1)
 
     def _feed_stops(
         self, sequence: Sequence, emitted: tuple[int, ...], now: float
     ) -> tuple[bytes, int]:
         """Text that certainly belongs to the answer, and the number of tokens until it ends."""
-        request, text = sequence.request, sequence.text
+        request, indent = sequence.request, sequence.indent
         is_late = request.max_seconds is not None and _is_late(sequence, now)
         if not request.stop and not request.min_indent and not is_late:
             if not request.shown_tokens:
@@ -155,9 +155,9 @@ class Committer:
             return b"".join(self._shown(sequence, token) for token in emitted), len(emitted)
         shown = []
         for index, token in enumerate(emitted):
-            certain, word = text.stop.feed(text.indent.feed(self._shown(sequence, token)))
+            certain, word = sequence.stop.feed(indent.feed(self._shown(sequence, token)))
             shown.append(certain)
-            if word is not None or text.indent.is_over or (is_late and self._ends_line(token)):
+            if word is not None or indent.is_over or (is_late and self._ends_line(token)):
                 return b"".join(shown), index + 1
         return b"".join(shown), len(emitted)
 
@@ -168,15 +168,13 @@ class Committer:
 
     def _ending(self, sequence: Sequence, last: int, now: float) -> Ending | None:
         """Why the request ends after this token, or None."""
-        text = sequence.text
-        if text.stop.found:
+        if sequence.stop.found:
             return Ending("word")
-        if last in text.end_tokens or (text.legality and text.legality.is_over):
+        if last in sequence.end_tokens or (sequence.legality and sequence.legality.is_over):
             return Ending("eos")
-        num_tokens = len(text.tokens)
-        if num_tokens + text.num_dropped >= sequence.most_tokens or text.indent.is_over:
+        if sequence.num_left <= 0 or sequence.indent.is_over:
             return Ending("length")
-        if num_tokens >= self._engine.context_size and not self._shift(sequence):
+        if len(sequence.tokens) >= self._engine.context_size and not self._shift(sequence):
             return Ending("length", is_truncated=True)
         if sequence.request.max_seconds is None or not _is_late(sequence, now):
             return None
@@ -215,10 +213,10 @@ def _score(sequence: Sequence, logits: Logits, start: int, end: int) -> tuple[To
     prompt, num_top = sequence.request.prompt, sequence.request.num_logprobs or 0
     scores: list[TokenLogprob] = []
     for row, following in enumerate(range(start + 1, min(end + 1, len(prompt)))):
-        if following > sequence.text.num_scored:
+        if following > sequence.num_scored:
             token = int(prompt[following])
             scores.append(token_logprobs(logits[row], token, num_top))
-            sequence.text.num_scored = following
+            sequence.num_scored = following
     return tuple(scores)
 
 
@@ -226,7 +224,7 @@ def _note_into(
     logprobs: list[TokenLogprob], sequence: Sequence, logits: Logits, position: int
 ) -> Note:
     """Returns a callback that records log probabilities before the sampler consumes the token."""
-    request, sampler = sequence.request, sequence.text.sampler
+    request, sampler = sequence.request, sequence.sampler
     num_top = request.num_logprobs or 0
 
     def note(row: int, token: int, legal: NDArray[np.bool_] | None) -> None:

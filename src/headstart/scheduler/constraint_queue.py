@@ -68,7 +68,7 @@ class ConstraintQueue:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a request until its constraint is compiled."""
-        if (legality := sequence.text.legality) is not None:  # it continues in a private lexer
+        if (legality := sequence.legality) is not None:  # it continues in a private lexer
             sequence.request = replace(sequence.request, constraint=legality.interrupt())
         sequence.constraint_queued = self._clock()
         queue = self.waiting.setdefault(sequence.tenant, [])
@@ -79,7 +79,7 @@ class ConstraintQueue:
         """Whether a failed answer may be added again, to continue in a private lexer; an answer
         that begins shares the lexer of new ones.
         """
-        legality, constraint = sequence.text.legality, sequence.request.constraint
+        legality, constraint = sequence.legality, sequence.request.constraint
         if legality is None or constraint is None or not isinstance(error, LexerLimitError):
             return False
         if self.compiler.cached(constraint) is sequence.compiled:
@@ -129,7 +129,7 @@ class ConstraintQueue:
             if new is None or tenant in self._compiling:
                 continue
             if new.admitted is not None or not self._wait(tenant):
-                constraint, legality = new.request.constraint, new.text.legality
+                constraint, legality = new.request.constraint, new.legality
                 assert constraint is not None
                 new.compiled = self._compiling[tenant] = self.compiler.compile(constraint)
                 if legality is not None and constraint.read:
@@ -212,7 +212,7 @@ class ConstraintQueue:
                 f"compiling the constraint did not start within {QUEUE_SECONDS:g} s, because "
                 "others are compiled before it; try again later"
             )
-        error, legality = compiling.exception(), sequence.text.legality
+        error, legality = compiling.exception(), sequence.legality
         if not (error is None or isinstance(error, RequestError)):  # another time it may be
             self.compiler.forget(constraint)
         if error is None:

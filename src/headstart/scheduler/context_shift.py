@@ -34,7 +34,7 @@ def shift_context(sequence: Sequence, engine: Engine, vocab: Vocab) -> bool:
 
     All but the last token of the text are in the cache. How many are dropped is as in llama-server.
     """
-    request, text, cells = sequence.request, sequence.text, sequence.cells
+    request, cells = sequence.request, sequence.cells
     assert cells is not None
     if request.media:  # a shift would cut an image, or move the tokens after it
         return False
@@ -47,9 +47,9 @@ def shift_context(sequence: Sequence, engine: Engine, vocab: Vocab) -> bool:
     cells.length = _cut(cells, engine, num_keep, num_discard)
     if cells.num_exact >= cells.length:
         cells.num_exact = NO_LIMIT
-    text.tokens.drop(num_keep, num_keep + num_discard)
-    text.num_dropped += num_discard
-    text.sampler.num_dropped += num_discard
+    sequence.tokens.drop(num_keep, num_keep + num_discard)
+    sequence.num_dropped += num_discard
+    sequence.sampler.num_dropped += num_discard
     return True
 
 

@@ -162,7 +162,7 @@ class Drafting:
         num = len(plan.answers)
         reading = [one.sequence for one in plan.prompts if one.sequence.leader is None]
         unread = sum([sequence.num_pending for sequence in reading])
-        context = sum([len(answer.sequence.text.tokens) for answer in plan.answers]) // num
+        context = sum([len(answer.sequence.tokens) for answer in plan.answers]) // num
         num_rows = num + min(unread, plan.max_prompt_rows)
         max_rows, tile = engine.max_batch_tokens, engine.attention_tile
         if num_rows < tile and num > 1 and not any(map(_is_fixed, plan.answers)):
@@ -192,7 +192,7 @@ class Drafting:
                 assert cells is not None
                 # lengths set by hand are always honoured
                 if name in may_ask or sequence.policy.is_fixed:
-                    limit, tokens = answer.limit, sequence.text.speculator_tokens
+                    limit, tokens = answer.limit, sequence.speculator_tokens
                     asked.append(AskedAnswer(answer, limit, NO_DRAFT))
                     requests.append(DraftRequest(cells.seq_id, tokens, limit, namespace=namespace))
             if not asked:
@@ -206,14 +206,14 @@ class Drafting:
                 else:
                     one.answer.miss(name, draft.reason)
         for answer in answers:
-            sampler = answer.sequence.text.sampler
+            sampler = answer.sequence.sampler
             if found[answer] or sampler.legality or sampler.thoughts:
                 self._choose_text(plan, answer, found[answer])
 
     def _choose_text(self, plan: StepPlan, answer: SequencePlan, drafts: dict[str, Draft]) -> None:
         """Take the first draft with fixed lengths, the most valuable one with auto."""
         sequence, control = answer.sequence, self.controller
-        sampler = sequence.text.sampler
+        sampler = sequence.sampler
         if sampler.thoughts and (closing := sampler.closing()[: answer.limit]):
             forced = Draft(list(closing), [1.0] * len(closing), GRAMMAR)
             answer.take(*candidate(answer, (forced,), control))
@@ -238,8 +238,8 @@ class Drafting:
         for speculator in self.speculators.values():
             is_cached = speculator.is_model  # a draft model's cache is shared like the target's
             namespace = sequence.prompt_namespace if is_cached else request.namespace
-            text = sequence.text
-            tokens = text.tokens if speculator.sees_images else text.speculator_tokens
+            sees_images = speculator.sees_images
+            tokens = sequence.tokens if sees_images else sequence.speculator_tokens
             speculator.begin(sequence.seq_id, tokens, namespace)
 
     def end(self, sequence: Sequence) -> None:
@@ -332,7 +332,7 @@ def _is_fixed(answer: SequencePlan) -> bool:
 
 def _is_always_asked(answer: SequencePlan) -> bool:
     """Whether it is drafted for whatever control expects: by hand, or by a constraint."""
-    return _is_fixed(answer) or answer.sequence.text.legality is not None
+    return _is_fixed(answer) or answer.sequence.legality is not None
 
 
 def _note_reasons(answer: SequencePlan) -> None:
@@ -363,18 +363,16 @@ def limit_drafts(plan: StepPlan, engine: Engine) -> list[SequencePlan]:
         share, bound = engine.max_rollback, "memory takes nothing back"
     for answer in plan.answers:
         sequence, limit, reason = answer.sequence, share, bound
-        text = sequence.text
-        if (room := engine.context_size - len(text.tokens) - 1) < limit:
+        if (room := engine.context_size - len(sequence.tokens) - 1) < limit:
             limit, reason = room, "context full"
-        left = sequence.most_tokens - len(text.tokens) - text.num_dropped - 1
-        if left < limit:
+        if (left := sequence.num_left - 1) < limit:
             limit, reason = left, "max_tokens reached"
         policy = sequence.policy
         if policy.reason:
             limit, reason = 0, policy.reason
         elif limit > 0:
             limit = min(limit, policy.n_max)
-            if text.sampler.thoughts is not None:
+            if sequence.sampler.thoughts is not None:
                 limit = min(limit, sequence.num_free)
         answer.limit = limit
         if limit > 0:

@@ -57,7 +57,7 @@ def ask_models(
 def _asked(answer: SequencePlan, model: GuardedSpeculator) -> AskedAnswer:
     """An answer as control's planner sees it, for one model."""
     sequence = answer.sequence
-    tokens, num_before = sequence.text.speculator_tokens, _num_continued(answer, model)
+    tokens, num_before = sequence.speculator_tokens, _num_continued(answer, model)
     return AskedAnswer(
         answer,
         answer.limit - num_before,
@@ -98,7 +98,7 @@ def _num_read(one: AskedAnswer, model: GuardedSpeculator) -> int:
     num_unread = one.num_recent if one.skips else one.catch_up
     if one.draft.is_ready:
         return num_unread + one.num_before
-    seq_id, tokens = one.answer.sequence.seq_id, one.answer.sequence.text.speculator_tokens
+    seq_id, tokens = one.answer.sequence.seq_id, one.answer.sequence.speculator_tokens
     recent = model.num_recent(seq_id, tokens) if one.skips else None
     return num_unread - (model.num_catch_up(seq_id, tokens) if recent is None else recent)
 
@@ -127,8 +127,8 @@ def _requests(granted: list[AskedAnswer], model: GuardedSpeculator) -> Iterator[
     with ExitStack() as loans:
         for one in granted:
             sequence, before = one.answer.sequence, one.answer.draft[: one.num_before]
-            text, state = sequence.text, sequence.text.legality
-            tokens = text.tokens if model.sees_images else text.speculator_tokens
+            state = sequence.legality
+            tokens = sequence.tokens if model.sees_images else sequence.speculator_tokens
             images = [(start, chunk.for_draft) for start, chunk in sequence.media]
             legality = None
             if state is not None and state.is_active and not state.is_over:
@@ -143,7 +143,7 @@ def _requests(granted: list[AskedAnswer], model: GuardedSpeculator) -> Iterator[
                     tokens,
                     one.num_granted,
                     max(one.min_confidence, sequence.policy.p_min),
-                    None if sequence.request.sampling.is_greedy else text.sampler.couple,
+                    None if sequence.request.sampling.is_greedy else sequence.sampler.couple,
                     sequence.request.namespace,
                     legality,
                     len(before),

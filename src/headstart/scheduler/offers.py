@@ -62,7 +62,7 @@ def consider(
 
     before: forced tokens that this draft continues.
     """
-    legality = answer.sequence.text.legality
+    legality = answer.sequence.legality
     if legality is None:
         return candidate(answer, (draft,), controller, before) if draft.tokens else None
     parts = splice(legality, draft, answer.limit - len(before), before)
@@ -85,12 +85,12 @@ def candidate(
     tokens, sources, survival = list[int](), list[str](), list[float]()
     is_by_hand = sequence.policy.mode is DraftMode.FIXED
     reached = 1.0
-    previous = before[-1] if before else sequence.text.tokens[-1]
+    previous = before[-1] if before else sequence.tokens[-1]
     offer: Offer | None = None
     for part in parts:
         own, name = [1.0 if is_by_hand else reached] * len(part.tokens), part.speculator
         if name != GRAMMAR:
-            if sequence.text.legality is not None or answer.skipping_model:
+            if sequence.legality is not None or answer.skipping_model:
                 name = control_name(answer, name)
             line = [previous, *part.tokens]
             if offer is None:
@@ -111,7 +111,7 @@ def control_name(answer: SequencePlan, speculator: str) -> str:
     """The name under which control tracks this speculator for this answer."""
     if answer.skipping_model == speculator:
         speculator = with_gap(speculator)
-    legality = answer.sequence.text.legality
+    legality = answer.sequence.legality
     is_constrained = legality is not None and legality.is_active
     return constrained(speculator) if is_constrained else speculator
 

@@ -106,7 +106,7 @@ class PromptCache:
                 shared = 0
         elif shared < cells.length:
             shared = engine.rewind(cells.seq_id, shared)
-        cells.tokens, cells.length, cells.user = sequence.text.tokens, shared, sequence
+        cells.tokens, cells.length, cells.user = sequence.tokens, shared, sequence
         cells.num_exact = num_exact if num_exact < shared else NO_LIMIT
         cells.namespace = sequence.prompt_namespace
         cells.is_private = sequence.request.is_private
@@ -238,13 +238,13 @@ class PromptCache:
         if not sequence.request.cache_prompt or self._engine.cache_kind is not CacheKind.CUT:
             return None  # waiting could be in vain if prefixes cannot be cut anywhere
         best, most = None, sequence.num_decoded + LEAST_TOKENS - 1
-        tokens = sequence.text.tokens
+        tokens = sequence.tokens
         for other in running:
             if other is sequence:
                 break
             if other.is_generating or other.prompt_namespace != sequence.prompt_namespace:
                 continue
-            shared = min(len(tokens) - 1, common_prefix_length(other.text.tokens, tokens))
+            shared = min(len(tokens) - 1, common_prefix_length(other.tokens, tokens))
             shared = chunk_begin(tokens, shared)
             if shared > most:
                 best, most = other, shared
@@ -273,7 +273,7 @@ class PromptCache:
         if not least or not self._engine.can_shift or not is_theirs:
             return Placement(cells, self._engine.reusable(cells.seq_id, num_common))
         held = cells.tokens[: cells.length]
-        chunks = find_chunks(held, sequence.text.tokens, num_common, least)
+        chunks = find_chunks(held, sequence.tokens, num_common, least)
         return Placement(cells, num_common, chunks=chunks)
 
     def _loses_much(self, own: Placement, num_common: int, oldest: Cells) -> bool:

@@ -170,9 +170,8 @@ class Outcomes:
             self._counters.add_request(stats)
         if end.rest:
             self._events.append(TokenEvent(request_id, (), end.rest, ()))
-        text = sequence.text
-        word = text.stop.found.decode("utf-8", "replace") if ending.reason == "word" else ""
-        is_truncated = ending.is_truncated or text.num_dropped > 0
+        word = sequence.stop.found.decode("utf-8", "replace") if ending.reason == "word" else ""
+        is_truncated = ending.is_truncated or sequence.num_dropped > 0
         return FinishEvent(request_id, ending.reason, stats, word, is_truncated)
 
 

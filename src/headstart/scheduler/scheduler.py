@@ -319,10 +319,10 @@ class Scheduler:
             self._leave(sequence, is_emptied=ending.error is not None)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
-        has_begun = hasattr(sequence.text, "sampler") or sequence.lookup or sequence.loading
+        has_begun = hasattr(sequence, "sampler") or sequence.lookup or sequence.loading
         if has_begun and sequence.admitted is None:  # a slot was reserved for it
             self._tenants.charge_turn(sequence.tenant)
-        rest = b"" if ending.error is not None else sequence.text.stop.flush()
+        rest = b"" if ending.error is not None else sequence.stop.flush()
         self._tenants.remove(sequence.tenant)
         self.compiling.release(sequence)
         self._ended.append(End(sequence, ending, stats, rest))
@@ -373,7 +373,7 @@ class Scheduler:
 
     def _prepare(self, sequence: Sequence) -> bool:
         """Create the sampler. Returns False if that failed or needs another step."""
-        if not hasattr(sequence.text, "sampler"):
+        if not hasattr(sequence, "sampler"):
             if sequence.lookup is None or sequence.lookup.done():
                 sequence.lookup = self.engine.begin_filters(sequence.request.sampling)
             if sequence.lookup is not None:

@@ -110,24 +110,6 @@ class Cells:
         return chunk_begin(tokens, known)
 
 
-@dataclass(slots=True, eq=False)
-class Text:
-    """A prompt and its answer so far, with its sampler and stop conditions.
-
-    After admission only `Committer` and `context_shift` change it.
-    """
-
-    tokens: OwnedTokens
-    speculator_tokens: OwnedTokens  # the same list, or with placeholders for images
-    stop: StopStrings
-    indent: Indentation
-    sampler: Sampler = field(init=False)  # made at admission
-    legality: GrammarState | None = None  # state of its constraint
-    end_tokens: frozenset[int] = frozenset()  # tokens that end it
-    num_dropped: int = 0  # tokens removed by context shifts
-    num_scored: int = 0  # last position of the prompt whose log probability was reported
-
-
 @dataclass(frozen=True, slots=True)
 class Ending:
     """Why a request leaves its cells; `reason` is that of `FinishEvent`."""
@@ -139,14 +121,26 @@ class Ending:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One request from submission to its last event."""
+    """One request from submission to its last event.
+
+    After admission only `Committer` and `context_shift` change its text.
+    """
 
     number: int  # unique; counts and estimates about the request are kept under it
     request: Request
     policy: Policy
     submitted: float  # clock readings, seconds
     prompt_namespace: str = ""  # namespace of the cached text that it may use and add to
-    text: Text = field(init=False)
+    tokens: OwnedTokens = field(init=False)  # prompt and answer so far
+    # the same list, or with placeholders for images
+    speculator_tokens: OwnedTokens = field(init=False)
+    stop: StopStrings = field(init=False)
+    indent: Indentation = field(init=False)
+    sampler: Sampler = field(init=False)  # made at admission
+    legality: GrammarState | None = None  # state of its constraint
+    end_tokens: frozenset[int] = frozenset()  # tokens that end it
+    num_dropped: int = 0  # tokens removed by context shifts
+    num_scored: int = 0  # last position of the prompt whose log probability was reported
     tenant: str = field(init=False)  # owner of the request
     num_prompt: int = field(init=False)
     most_tokens: int = field(init=False)  # of prompt and answer; huge without max_tokens
@@ -173,10 +167,10 @@ class Sequence:
         self.tenant = tenant_of(request.namespace)
         self.num_prompt, limit = len(request.prompt), request.max_tokens
         self.most_tokens = NO_LIMIT if limit is None else self.num_prompt + limit
-        tokens = shown = OwnedTokens(request.prompt)
+        self.tokens = self.speculator_tokens = OwnedTokens(request.prompt)
         if request.media:
-            shown = OwnedTokens(readable(tokens))
-        self.text = Text(tokens, shown, StopStrings(request.stop), Indentation(request.min_indent))
+            self.speculator_tokens = OwnedTokens(readable(self.tokens))
+        self.stop, self.indent = StopStrings(request.stop), Indentation(request.min_indent)
 
     def begin(self, engine: Engine, vocab: Vocab) -> Sampler:
         """Create the sampler unless it exists; returns it.
@@ -186,23 +180,23 @@ class Sequence:
         Raises:
             RequestError: its constraint cannot be applied.
         """
-        text, request = self.text, self.request
-        if not hasattr(text, "sampler"):
+        request = self.request
+        if not hasattr(self, "sampler"):
             sampler = Sampler(request.sampling, engine, vocab.eog_ids)
-            sampler.begin(text.tokens)
+            sampler.begin(self.tokens)
             if not request.sampling.ignore_eos:
-                text.end_tokens = vocab.eog_ids
+                self.end_tokens = vocab.eog_ids
             if self.compiled is not None:
-                text.legality = sampler.legality = self.compiled.result().begin()
+                self.legality = sampler.legality = self.compiled.result().begin()
             if request.thoughts is not None:
                 sampler.thoughts = ThoughtCounter(request.thoughts, vocab.token_text)
-            text.sampler = sampler
-        return text.sampler
+            self.sampler = sampler
+        return self.sampler
 
     @property
     def packed(self) -> array[int]:
         """The text in the format of stored prompts."""
-        return packed(self.text.tokens if self.num_emitted else self.request.prompt)
+        return packed(self.tokens if self.num_emitted else self.request.prompt)
 
     @property
     def seq_id(self) -> int:
@@ -212,7 +206,7 @@ class Sequence:
 
     @property
     def num_emitted(self) -> int:
-        return len(self.text.tokens) + self.text.num_dropped - self.num_prompt
+        return len(self.tokens) + self.num_dropped - self.num_prompt
 
     @property
     def num_decoded(self) -> int:
@@ -221,7 +215,7 @@ class Sequence:
     @property
     def num_pending(self) -> int:
         """Known tokens not decoded yet; 1 while generating."""
-        return len(self.text.tokens) - self.num_decoded
+        return len(self.tokens) - self.num_decoded
 
     @property
     def is_generating(self) -> bool:
@@ -235,7 +229,7 @@ class Sequence:
     def pending_media(self) -> tuple[LoadedChunk, int] | None:
         """The image to decode next, and how many of its cells are decoded."""
         at = self.num_decoded
-        if not self.media or self.text.tokens[at] >= 0:
+        if not self.media or self.tokens[at] >= 0:
             return None
         start, chunk = next(one for one in reversed(self.media) if one[0] <= at)
         return chunk, at - start
@@ -257,12 +251,12 @@ class Sequence:
     @property
     def num_left(self) -> int:
         """Tokens this request may still emit; huge without max_tokens."""
-        return self.most_tokens - len(self.text.tokens) - self.text.num_dropped
+        return self.most_tokens - len(self.tokens) - self.num_dropped
 
     @property
     def num_free(self) -> int:
         """Tokens that may precede the end of its thoughts; huge without such a limit."""
-        thoughts = self.text.sampler.thoughts
+        thoughts = self.sampler.thoughts
         return NO_LIMIT if thoughts is None else thoughts.num_free
 
     @property
@@ -291,7 +285,7 @@ class Sequence:
             num_cached=self.num_cached,
             num_unread=num_unread,
             num_emitted=self.num_emitted,
-            num_near_ties=0 if self.admitted is None else self.text.sampler.num_near_ties,
+            num_near_ties=0 if self.admitted is None else self.sampler.num_near_ties,
             queue_seconds=admitted - self.submitted,
             prompt_seconds=first - admitted,
             generation_seconds=now - first,
@@ -303,5 +297,5 @@ def num_shared(cells: Cells, sequence: Sequence) -> int:
 
     The last token is always decoded again: its logits are needed.
     """
-    tokens, exact = sequence.text.tokens, not sequence.request.cache_reuse
+    tokens, exact = sequence.tokens, not sequence.request.cache_reuse
     return min(len(tokens) - 1, cells.num_common(sequence.prompt_namespace, tokens, exact=exact))

@@ -190,7 +190,7 @@ class SlotActions:
 def end_thoughts(command: ThoughtsEnd, running: Iterable[Sequence]) -> str:
     """End the thoughts of a running answer; returns the reason if that is not possible."""
     for sequence in running:
-        request, sampler = sequence.request, sequence.text.sampler
+        request, sampler = sequence.request, sequence.sampler
         if request.request_id != command.answer:
             continue
         if not request.namespace.startswith(command.namespace):

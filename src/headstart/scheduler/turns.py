@@ -41,11 +41,10 @@ class Turns:
         """Split the running requests into the answers and the prompts of the next step."""
         answers, prompts, at_images = list[Sequence](), list[Sequence](), list[Sequence]()
         for sequence in self._alike(running, use) if (use := self.use_scales) else running:
-            text, cells = sequence.text, sequence.cells
-            num_tokens = len(text.tokens)
+            cells, num_tokens = sequence.cells, len(sequence.tokens)
             # inlined `Sequence.is_generating`
             is_known = cells is not None and num_tokens - cells.length == 1
-            is_answer = is_known and num_tokens + text.num_dropped > sequence.num_prompt
+            is_answer = is_known and num_tokens + sequence.num_dropped > sequence.num_prompt
             (answers if is_answer else prompts).append(sequence)
         self._awaited = []
         if prompts:

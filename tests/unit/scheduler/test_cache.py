@@ -220,7 +220,7 @@ def test_new_requests_do_not_start_in_a_full_context_only_to_be_preempted() -> N
     step_until(scheduler, is_over)
     assert scheduler.counters.preemptions < 10
     # those that wait for room cost nothing yet
-    assert sum(hasattr(one.text, "sampler") for one in scheduler.waiting) < 10
+    assert sum(hasattr(one, "sampler") for one in scheduler.waiting) < 10
 
 
 def test_a_short_request_goes_past_preempted_ones_that_do_not_fit_yet() -> None:

@@ -85,9 +85,9 @@ def active(clock: Clock, tenant: str, text: str, read: bytes = b"") -> Active:
     sequence.submitted = clock.now
     if read:
         sequence.admitted = clock.now
-        sequence.text.legality = Compiled(constraint, TOKENS).begin()
+        sequence.legality = Compiled(constraint, TOKENS).begin()
         for token in read:
-            sequence.text.legality.read(token)
+            sequence.legality.read(token)
     return sequence
 
 
@@ -278,7 +278,7 @@ def test_an_answer_that_begins_shares_the_lexer_of_those_that_do() -> None:
     for number in range(9):
         unread = active(clock, str(number), "x+")
         assert unread.request.constraint is not None
-        unread.text.legality = Compiled(unread.request.constraint, TOKENS).begin()
+        unread.legality = Compiled(unread.request.constraint, TOKENS).begin()
         assert queue.renew(unread, LexerLimitError("too many states"))
         queue.add(unread)
     assert compiler.begun == ["x+"]
@@ -307,8 +307,8 @@ def test_a_used_up_lexer_is_forgotten_by_an_answer_that_ends_with_it() -> None:
     queue, compiler = queued(clock := Clock(), {"a": ["x+"]})
     ((constraint, future),) = compiler._cached.items()
     answer = active(clock, "a", "x+", b"x")
-    assert answer.text.legality is not None
-    answer.text.legality._num_unread = 1  # it was renewed just now
+    assert answer.legality is not None
+    answer.legality._num_unread = 1  # it was renewed just now
     assert not queue.renew(answer, LexerLimitError("too many states"))
     assert compiler.cached(constraint) is future  # another one
     answer.compiled = future

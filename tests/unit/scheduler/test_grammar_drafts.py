@@ -265,7 +265,7 @@ def test_thoughts_end_on_demand_and_only_for_their_tenant() -> None:
     submit_all(scheduler, [request], 3)
     end = ThoughtsEnd("c", request.request_id, "b")
     assert end_thoughts(end, scheduler.running) == "no active completion for this id"
-    emitted = len(scheduler.running[0].text.tokens)
+    emitted = len(scheduler.running[0].tokens)
     assert end_thoughts(replace(end, namespace="a"), scheduler.running) == ""
     answer = run(scheduler)[request.request_id]
     assert CLOSING in bytes(token for token in answer.tokens if token < 256)

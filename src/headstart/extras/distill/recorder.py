@@ -94,5 +94,5 @@ class TextRecorder:
 
 def _is_whole(end: End) -> bool:
     sequence = end.sequence
-    is_text = not (sequence.media or sequence.text.num_dropped)
+    is_text = not (sequence.media or sequence.num_dropped)
     return is_text and end.ending.reason in ("eos", "word", "length")
