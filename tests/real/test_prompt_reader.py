@@ -28,7 +28,7 @@ from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.offloading import Offloading
 from headstart.scheduler.prompt_store import PromptStore, StoredBlock, StoredPrompt
 from headstart.scheduler.sequence import Cells
-from headstart.structures.prefix_index import packed
+from headstart.structures.prefix import packed
 from headstart.types import Batch, ContextFullError
 from headstart.types.report import Counters
 

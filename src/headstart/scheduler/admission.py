@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 
 from headstart.scheduler.sequence import Sequence
-from headstart.structures.prefix_index import packed
+from headstart.structures.prefix import packed
 from headstart.structures.tenants import namespaces_of
 from headstart.types import Engine
 from headstart.types.errors import (

@@ -1,21 +1,24 @@
 """Texts whose caches were copied to main memory. Eviction takes the least recently used text of the
 tenant with the most bytes. Texts with a common prefix share its blocks.
 
+They are kept in sorted order, too: the one with the longest common prefix with a text is next to
+the text's place, so few are compared.
+
 Knows tokens and bytes, no engine: only the caller interprets the bytes.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from headstart.structures.checkpoints import Data, unpack
-from headstart.structures.prefix_index import PrefixIndex
-from headstart.structures.tenants import tenant_of
+from headstart.structures.prefix import common_prefix_length
+from headstart.structures.tenants import namespace_id, tenant_of
 from headstart.types.media import chunk_begin
 
 
@@ -41,7 +44,7 @@ class StoredPrompt:
     """A text and the caches computed for it."""
 
     namespace: str
-    tokens: array[int]  # see `prefix_index.packed`
+    tokens: array[int]  # see `prefix.packed`
     blocks: tuple[StoredBlock, ...]  # in order, without gaps
     num_prompt: int = 0  # tokens of the prompt; those after them are the answer
     last_used: float = 0.0  # seconds since the epoch
@@ -79,7 +82,8 @@ class PromptStore:
         self._prompts = OrderedDict[StoredPrompt, bool]()
         self._held: Counter[str] = Counter()  # bytes, by tenant
         self._uses = defaultdict[StoredBlock, int](int)  # number of prompts that contain a block
-        self._index = PrefixIndex[StoredPrompt]()
+        # the prompts in the order of their texts
+        self._texts, self._sorted = list[bytes](), list[StoredPrompt]()
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -94,8 +98,14 @@ class PromptStore:
 
     def find(self, namespace: str, tokens: array[int]) -> tuple[StoredPrompt | None, int]:
         """The stored prompt with the longest common prefix, and the prefix length. O(tokens)."""
-        prompt, shared = self._index.find(namespace, tokens)
-        return prompt, chunk_begin(tokens, shared)
+        best: StoredPrompt | None = None
+        text, most = _text_of(namespace, tokens), 0
+        at = bisect_right(self._texts, text)
+        for near in range(max(0, at - 1), min(at + 1, len(self._texts))):
+            num_common = common_prefix_length(self._texts[near], text) - len(namespace_id(""))
+            if (length := num_common // tokens.itemsize) > most:
+                best, most = self._sorted[near], length
+        return best, chunk_begin(tokens, most)
 
     def holds(self, namespace: str, tokens: array[int]) -> bool:
         """Whether some stored prompt begins with all of these tokens."""
@@ -113,7 +123,7 @@ class PromptStore:
         if not self.fits(prompt.namespace, prompt.num_bytes):
             self.dropped(prompt)
             return False
-        alike, num_common = self._index.find(prompt.namespace, prompt.tokens)
+        alike, num_common = self.find(prompt.namespace, prompt.tokens)
         if alike is not None and not (prompt.is_whole or alike.is_whole):
             known = {block.end: block for block in alike.known(num_common)}
             blocks = tuple(known.get(block.end, block) for block in prompt.blocks)
@@ -121,7 +131,10 @@ class PromptStore:
                 prompt = replace(prompt, blocks=blocks)
         self._count(prompt, 1)  # first: those taken share its blocks
         self.erase(prompt.namespace, prompt.tokens)
-        self._index.add(prompt.namespace, prompt.tokens, prompt)
+        text = _text_of(prompt.namespace, prompt.tokens)
+        at = bisect_left(self._texts, text)
+        self._texts.insert(at, text)
+        self._sorted.insert(at, prompt)
         self._prompts[prompt] = False
         while self.num_bytes > self.max_bytes:
             most = max(self._held, key=self._held.__getitem__)
@@ -140,19 +153,27 @@ class PromptStore:
 
     def lose(self, namespace: str, tokens: array[int]) -> None:
         """Note that cells that held a text no longer continue what is stored of it."""
-        prompt, num_common = self._index.find(namespace, tokens)
+        prompt, num_common = self.find(namespace, tokens)
         if prompt is not None and 2 * num_common > prompt.num_prompt:
             self.use(prompt)
 
     def erase(self, namespace: str, tokens: array[int]) -> None:
         """Remove what is stored of a text: its beginnings, whatever their length."""
-        for prompt in self._index.beginnings(namespace, tokens):
-            self.take(prompt)
+        text = _text_of(namespace, tokens)
+        at = bisect_right(self._texts, text)
+        while at:
+            at -= 1
+            length = common_prefix_length(self._texts[at], text)
+            if length == len(self._texts[at]):
+                self.take(self._sorted[at])
+            else:  # those in between agree at least as far
+                at = bisect_right(self._texts, text[:length], 0, at)
 
     def take(self, prompt: StoredPrompt) -> bool:
         """Remove a prompt, which must be in the store; returns whether cells continue it."""
         is_continued = self._prompts.pop(prompt)
-        self._index.remove(prompt.namespace, prompt.tokens, prompt)
+        at = bisect_left(self._texts, _text_of(prompt.namespace, prompt.tokens))
+        del self._texts[at], self._sorted[at]
         self._count(prompt, -1)
         return is_continued
 
@@ -171,3 +192,7 @@ class PromptStore:
         self._held[tenant] += num_bytes
         if not self._held[tenant]:
             del self._held[tenant]
+
+
+def _text_of(namespace: str, tokens: array[int]) -> bytes:
+    return namespace_id(namespace) + tokens.tobytes()

@@ -11,8 +11,7 @@ import numpy as np
 from headstart.sampling.sampler import Sampler
 from headstart.sampling.thoughts import ThoughtCounter
 from headstart.scheduler.policy import Policy
-from headstart.structures.prefix import common_prefix_length
-from headstart.structures.prefix_index import packed
+from headstart.structures.prefix import common_prefix_length, packed
 from headstart.structures.tenants import tenant_of
 from headstart.text.stop_strings import Indentation, StopStrings
 from headstart.types import Engine, Vocab

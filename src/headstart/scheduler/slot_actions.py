@@ -17,7 +17,7 @@ from headstart.scheduler.prompt_cache import PromptCache
 from headstart.scheduler.prompt_store import StoredBlock, StoredPrompt
 from headstart.scheduler.sequence import Cells, Sequence
 from headstart.structures import sequence_files
-from headstart.structures.prefix_index import packed
+from headstart.structures.prefix import packed
 from headstart.structures.sequence_files import SavedSequence
 from headstart.structures.system import use_any_core
 from headstart.types import Engine

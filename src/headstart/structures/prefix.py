@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from itertools import compress, count
 from operator import ne
 from typing import AnyStr, TypeVar
 
 Tokens = TypeVar("Tokens", bound=Sequence[object])
 _CHUNK = 256
+
+
+def packed(tokens: Iterable[int]) -> array[int]:
+    """Tokens in a compact format: four bytes each. An array is returned as is."""
+    return tokens if isinstance(tokens, array) else array("i", tokens)
 
 
 def common_prefix_length(a: Tokens, b: Tokens, start: int = 0) -> int:

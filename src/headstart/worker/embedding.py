@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.scheduler.scheduler import WAIT_SECONDS
-from headstart.structures.prefix_index import packed
+from headstart.structures.prefix import packed
 from headstart.structures.tenants import in_turns, surplus, tenant_of
 from headstart.types.errors import (
     CapacityError,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from headstart.structures.prefix_index import packed
+from headstart.structures.prefix import packed
 from headstart.structures.tenants import surplus, tenant_of
 from headstart.types.errors import CapacityError, QuotaError
 from headstart.types.report import WorkerReport

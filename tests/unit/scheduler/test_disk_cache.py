@@ -25,7 +25,7 @@ from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.structures import sequence_files
 from headstart.structures.checkpoints import pack
-from headstart.structures.prefix_index import packed
+from headstart.structures.prefix import packed
 from headstart.structures.prompt_files import PromptIndex, StoredFile, read_prompt, root_of
 from headstart.types import CacheKind
 from headstart.types.request import ReplyEvent, Request, SlotAction

@@ -36,7 +36,7 @@ from headstart.scheduler import disk_cache, offloading
 from headstart.scheduler.disk_cache import DiskCache
 from headstart.scheduler.prompt_store import StoredPrompt
 from headstart.scheduler.scheduler import Scheduler
-from headstart.structures.prefix_index import packed
+from headstart.structures.prefix import packed
 from headstart.structures.prompt_files import _HEADER as HEADER
 from headstart.structures.prompt_files import (
     PromptIndex,

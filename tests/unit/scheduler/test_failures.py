@@ -37,7 +37,7 @@ from headstart.scheduler.prompt_store import StoredBlock
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.warm_up import WarmUp
 from headstart.speculators import Speculator
-from headstart.structures.prefix_index import packed
+from headstart.structures.prefix import packed
 from headstart.types import Batch, CacheKind, Draft, DraftRequest
 from headstart.types.errors import EngineError, RequestError
 from headstart.types.request import ErrorEvent, ReplyEvent, Request, SlotAction

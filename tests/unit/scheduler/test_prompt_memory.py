@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 from typing import Any
 from unittest.mock import Mock
 
@@ -33,7 +34,7 @@ from tests.unit.scheduler.conversations import (
 from headstart.scheduler.offloading import Offloading
 from headstart.scheduler.prompt_store import PromptStore, StoredBlock, StoredPrompt
 from headstart.speculators.draft_model import DraftModelSpeculator
-from headstart.structures.prefix_index import packed
+from headstart.structures.prefix import common_prefix_length, packed
 from headstart.types import CacheKind
 from headstart.types.errors import EngineError
 from headstart.types.request import Request
@@ -287,6 +288,30 @@ def test_a_tenant_finds_the_longest_prefix_of_its_own_prompts_only() -> None:
         found, shared = store.find(name, packed([1, 2, 3]))
         assert shared == length
         assert (found.namespace if found else "c") == name
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_found_and_replaced_is_what_a_list_of_all_says(seed: int) -> None:
+    random, store, known = Random(seed), PromptStore(10**9), list[tuple[str, list[int]]]()
+    for _ in range(300):
+        tokens = [random.randrange(3) for _ in range(random.randrange(1, 12))]
+        name = random.choice("ab")
+        if random.random() < 0.6:
+            known = [one for one in known if one != (name, tokens[: len(one[1])])]
+            known.append((name, tokens))
+            store.put(prompt(tokens, name))
+        elif known:
+            of, tokens = known.pop(random.randrange(len(known)))
+            gone, _ = store.find(of, packed(tokens))
+            assert gone is not None
+            store.take(gone)
+        query = [random.randrange(3) for _ in range(random.randrange(12))]
+        lengths = [common_prefix_length(one, query) for of, one in known if of == name]
+        found, length = store.find(name, packed(query))
+        assert length == max(lengths, default=0)
+        assert (found is None) == (length == 0)
+        assert found is None or common_prefix_length(found.tokens.tolist(), query) == length
+    assert sorted((one.namespace, one.tokens.tolist()) for one in store) == sorted(known)
 
 
 def test_a_prompt_replaces_those_that_it_continues() -> None:

@@ -19,7 +19,7 @@ from headstart.scheduler.prompt_store import PromptStore, StoredBlock, StoredPro
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.sequence import Cells
 from headstart.structures.checkpoints import pack
-from headstart.structures.prefix_index import packed
+from headstart.structures.prefix import packed
 from headstart.types.errors import EngineError
 from headstart.types.request import Request
 

@@ -31,7 +31,7 @@ from headstart.sampling import SamplingParams
 from headstart.scheduler.prompt_cache import choose_pauses
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.step import StepRecord
-from headstart.structures.prefix_index import packed
+from headstart.structures.prefix import packed
 from headstart.types import CacheKind, ContextFullError
 from headstart.types.request import ProgressEvent, Request, TokenEvent
 from headstart.worker.loop import make_report

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from random import Random
 from unittest.mock import patch
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.structures import suffix_index
 from headstart.structures.prefix import common_prefix_length
-from headstart.structures.prefix import common_prefix_length as common
-from headstart.structures.prefix_index import PrefixIndex, packed
 from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex
 
 SIZES = (2, 4)
@@ -115,28 +111,3 @@ def test_common_prefix_counts_equal_tokens(one: list[int], other: list[int], sta
     assert common_prefix_length(one, other) == expected
     assert common_prefix_length(one, other, start) == expected
     assert common_prefix_length(array("i", one), array("i", other)) == expected
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_it_finds_what_a_list_of_all_finds(seed: int) -> None:
-    random = Random(seed)
-    index: PrefixIndex[int] = PrefixIndex()
-    known: dict[int, tuple[str, list[int]]] = {}
-    for number in range(300):
-        tokens = [random.randrange(3) for _ in range(random.randrange(1, 12))]
-        name = random.choice("ab")
-        if random.random() < 0.6:
-            known[number] = name, tokens
-            index.add(name, packed(tokens), number)
-        elif known:
-            gone = random.choice(list(known))
-            of, tokens = known.pop(gone)
-            index.remove(of, packed(tokens), gone)
-        query = [random.randrange(3) for _ in range(random.randrange(12))]
-        own = {number: text for number, (of, text) in known.items() if of == name}
-        item, length = index.find(name, packed(query))
-        assert length == max((common(one, query) for one in own.values()), default=0)
-        assert (item is None) == (length == 0)
-        assert item is None or common(own[item], query) == length
-        begun = [n for n, one in own.items() if common(one, query) == len(one)]
-        assert sorted(index.beginnings(name, packed(query))) == sorted(begun)
