@@ -115,7 +115,7 @@ def test_what_libllama_wrote_is_read(engine: LlamaEngine, numbers: list[int], tm
     ],
 )
 def test_a_list_of_tokens_that_cannot_be_is_refused(engine: LlamaEngine, numbers, says, tmp_path):
-    head = struct.pack("<III", api.LLAMA_STATE_SEQ_MAGIC, api.LLAMA_STATE_SEQ_VERSION, len(numbers))
+    head = struct.pack("<III", sequence_files.MAGIC, sequence_files.VERSION, len(numbers))
     (tmp_path / "a.bin").write_bytes(head + np.array(numbers, "<i4").tobytes())
     with pytest.raises(RequestError, match=says):
         read(engine, 0, tmp_path / "a.bin")

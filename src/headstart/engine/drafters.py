@@ -7,7 +7,6 @@ from the metadata of both files.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -170,8 +169,12 @@ def why_not(drafter: Drafter, target: Path, facts: Facts) -> str | None:
         ModelError: one of the files cannot be read.
     """
     draft, whole = GgufHeader(drafter.path), GgufHeader(target)
-    check = _CHECKS.get(draft.architecture)
-    if check is None:
+    checks = {
+        _EAGLE3: _why_not_eagle3,
+        _DFLASH: _why_not_dflash,
+        _ASSISTANT: _why_not_assistant,
+    }
+    if (check := checks.get(draft.architecture)) is None:
         return f"{draft.architecture} models do not read hidden states"
     if reason := api.why_not("_nextn|_layer_i"):
         return reason
@@ -296,10 +299,3 @@ def _head_size(header: GgufHeader, key: str) -> int:
 
 def _width(header: GgufHeader) -> int:
     return header.number(f"{header.architecture}.embedding_length")
-
-
-_CHECKS: dict[str, Callable[[GgufHeader, GgufHeader, Facts], str | None]] = {
-    _EAGLE3: _why_not_eagle3,
-    _DFLASH: _why_not_dflash,
-    _ASSISTANT: _why_not_assistant,
-}

@@ -17,7 +17,6 @@ from headstart.engine.library import api
 from headstart.types.errors import ModelError
 
 _STRING, _ARRAY = 8, 9
-_TENSOR_TYPES: dict[type, int] = {np.float32: 0, np.int64: 27}  # ggml's type ids
 T = TypeVar("T", np.float32, np.int64)
 # numpy's codes for GGUF's integer and boolean types
 _NUMBERS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 7: "?", 10: "u8", 11: "i8"}
@@ -115,7 +114,8 @@ class GgufHeader:
         another type.
         """
         index = self._tensor(tensor)
-        if index < 0 or api.gguf_get_tensor_type(self._file, index) != _TENSOR_TYPES[kind]:
+        wanted = {np.float32: 0, np.int64: 27}[kind]  # ggml's type ids
+        if index < 0 or api.gguf_get_tensor_type(self._file, index) != wanted:
             return None
         start = api.gguf_get_data_offset(self._file)
         start += api.gguf_get_tensor_offset(self._file, index)

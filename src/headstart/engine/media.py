@@ -44,10 +44,6 @@ Parts = tuple[tuple[MediaPart, ...], ...]
 _TEXT, _IMAGE = 0, 1  # libmtmd's kinds of chunks; audio is another
 _MARKER = b"<__media__>"
 _MOST_BYTES = 512 << 20  # of pixels and embeddings that no request uses
-_SAMPLES = (
-    (64, 64),
-    (2048, 1024),
-)  # sizes of images: one that is not tiled, one that may be
 # for these models, an image's encoding depends on the prompt before it; here it is encoded alone
 _NOT_ALONE = {
     "deepseek4v": "it pads an image by the number of tokens in front of it",
@@ -193,9 +189,9 @@ class Projector:
         # with their files, which a thread that encodes for seconds must not hold
         self._questions: dict[str, tuple[MediaQuestion, Future[Parts]]] = {}
         self._of_draft: Projector | None = None
-        for width, height in (
-            _SAMPLES if "image" in self.modalities else ()
-        ):  # libllama aborts on unknown tokens
+        # libllama aborts on unknown tokens: an image that is not tiled, and one that may be
+        sizes = ((64, 64), (2048, 1024)) if "image" in self.modalities else ()
+        for width, height in sizes:
             for piece in self._pieces(api.mtmd_bitmap_init(width, height, None)):
                 if -1 in (_text_of(piece) or ()):
                     raise ModelError(

@@ -2,8 +2,6 @@
 
 VERSION = "0.5.0-dev"  # expected result of llama_version()
 RELEASE = "0.3.36"  # the release that contains it
-LLAMA_STATE_SEQ_MAGIC = 1734833009
-LLAMA_STATE_SEQ_VERSION = 3
 LLAMA_TOKEN_ATTR_CONTROL = 8
 LLAMA_TOKEN_ATTR_LSTRIP = 128
 LLAMA_TOKEN_ATTR_UNKNOWN = 1

@@ -21,7 +21,6 @@ SPECULATORS: dict[str, type[Speculator]] = {}
 S = TypeVar("S", bound="type[Speculator]")
 
 SAMPLE_ROWS = 64  # that models decode for `times_of`
-_NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
 def register(cls: S) -> S:
@@ -41,7 +40,7 @@ def why_not(cls: type[Speculator]) -> str | None:
     if not issubclass(cls, Speculator):
         return "it must be a subclass of headstart.speculators.Speculator"
     name = getattr(cls, "name", None)
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         return (
             f"its name is {name!r} but must be small letters, digits and hyphens, such as "
             'name = "bigram"'

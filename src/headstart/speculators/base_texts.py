@@ -23,6 +23,8 @@ from typing import Generic, Protocol, TypeVar
 from headstart.speculators.base import Speculator
 from headstart.types import Draft, DraftRequest
 
+MIN_SHARE = 0.1  # drafts end before their expected acceptance falls below this
+
 
 class History(Protocol):
     """A speculator's data about a text."""

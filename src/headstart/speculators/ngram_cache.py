@@ -26,7 +26,7 @@ from typing import Any
 
 from headstart.config import option
 from headstart.speculators.base import register
-from headstart.speculators.base_texts import TextSpeculator
+from headstart.speculators.base_texts import MIN_SHARE, TextSpeculator
 from headstart.speculators.ngram_cache_counts import (
     MAX_NGRAM,
     CountedHistory,
@@ -42,7 +42,6 @@ from headstart.types.errors import ConfigError
 log = logging.getLogger(__name__)
 
 SAVE_TOKENS = 50_000  # generated between two writes of the dynamic file
-_MIN_SHARE = 0.1  # a draft ends before its score falls below this
 _LONGEST = 8  # tokens of a draft
 
 
@@ -147,7 +146,7 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
             if guess is None:
                 break
             survival *= guess[1]
-            if survival < _MIN_SHARE:
+            if survival < MIN_SHARE:
                 break
             tokens.append(guess[0])
             scores.append(guess[1])

@@ -32,7 +32,7 @@ from typing import Any
 
 from headstart.config import option
 from headstart.speculators.base import register
-from headstart.speculators.base_texts import TextSpeculator, agreeing_scores, worth
+from headstart.speculators.base_texts import MIN_SHARE, TextSpeculator, agreeing_scores, worth
 from headstart.speculators.suffix_alignment import Alignment
 from headstart.structures.corpus import MAX_MATCH, SIZES, KeptText, SuffixCorpus
 from headstart.structures.prefix import common_prefix_length
@@ -69,7 +69,6 @@ class _AlignedText(SuffixIndex):
 
 _FACTOR = 4  # maximum draft length per token of the longest match
 _MAX_PLACES = 3  # voting on the next token
-_MIN_SHARE = 0.1  # a draft ends before its expected acceptance falls below this
 
 
 @register
@@ -184,8 +183,8 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
         tokens = index.copy(places[chosen][1], size)
         partings = _partings(index, places, chosen, tokens) if len(places) > 1 else ()
         match_scores, total, least = _weigh(len(tokens), weight, len(places), partings)
-        if least < _MIN_SHARE:
-            is_enough = _MIN_SHARE.__le__
+        if least < MIN_SHARE:
+            is_enough = MIN_SHARE.__le__
             scores = [*takewhile(is_enough, accumulate(match_scores, mul))]
             tokens, match_scores, total = (
                 tokens[: len(scores)],

@@ -20,11 +20,11 @@ from itertools import compress, islice
 from headstart.structures.prefix import common_prefix_length
 from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex
 
-ANCHOR = 2  # equal tokens that show where the text resumes
+# equal tokens that show where the text resumes; one that comes soon after a change counts as many
+ANCHOR = 2
 # tokens of a change; a pure deletion includes the next token on both sides
 LONGEST_OLD, LONGEST_NEW = 8, 12
 MAX_FURTHER = 3  # derived changes per step: each takes time
-HUNCH = 2  # equal tokens that one equal token soon after a change counts as
 WEAK = 3  # matches of at most this length do not stop the search for the resume point
 
 
@@ -143,7 +143,7 @@ class Alignment:
     def place(self, longest: int = 0) -> Place | None:
         """Where the text resumes in `index`, if the match is longer than `longest` tokens."""
         if self._written:
-            return self._next_place() if longest < HUNCH else None
+            return self._next_place() if longest < ANCHOR else None
         return self.exact() if longest < self.run else None
 
     def rewrite(
@@ -184,7 +184,7 @@ class Alignment:
         is_end = source[at] == SEPARATOR or (
             index.tokens[self.position] in self._changes and self._under_way(index) is not None
         )
-        return None if is_end else (HUNCH, first + at)
+        return None if is_end else (ANCHOR, first + at)
 
     def _known(self, source: list[int], at: int) -> Change | None:
         """The longest change whose old tokens are at this position; among equals the most

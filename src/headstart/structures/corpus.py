@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 SIZES = (2, 4, 8)
 MAX_MATCH = 16
 _key_of = lru_cache(maxsize=1024)(namespace_id)  # needed in every step
-_PUBLIC = _key_of("")
 _BLOCK = 64  # tokens; granularity at which known prefixes are recognised
 
 
@@ -242,10 +241,7 @@ class SuffixCorpus:
 
     def indexes(self, namespace: str) -> list[SuffixIndex]:
         """The indexes that a namespace may see: its own, then the public one."""
-        texts = self._texts
-        if not texts:
-            return []
-        keys = (_key_of(namespace), _PUBLIC) if namespace else (_PUBLIC,)
+        texts, keys = self._texts, dict.fromkeys((_key_of(namespace), _key_of("")))
         return [texts[key].index for key in keys if key in texts]
 
     def where(self, text: KeptText) -> tuple[SuffixIndex, range] | None:

@@ -23,11 +23,6 @@ log = logging.getLogger(__name__)
 
 _MAGIC = b"SQLite format 3\0"
 _APPLICATION_ID = 0x48535458  # "HSTX", in the header of the file
-_TABLES = """
-    CREATE TABLE vocabulary (size INTEGER, digest BLOB);
-    CREATE TABLE texts (id INTEGER PRIMARY KEY, namespace BLOB, tokens BLOB, checksum INTEGER);
-"""
-
 
 StoredText = tuple[int, bytes, "array[int]"]
 """A text in the file: its row, the 16 bytes of its namespace, and its tokens."""
@@ -149,7 +144,12 @@ class TextStore:
 
     def _make_tables(self) -> None:
         with self._db:
-            self._db.executescript(f"BEGIN; PRAGMA application_id = {_APPLICATION_ID}; {_TABLES}")
+            self._db.executescript(
+                f"BEGIN; PRAGMA application_id = {_APPLICATION_ID};"
+                "CREATE TABLE vocabulary (size INTEGER, digest BLOB);"
+                "CREATE TABLE texts ("
+                "id INTEGER PRIMARY KEY, namespace BLOB, tokens BLOB, checksum INTEGER);"
+            )
             about = (self._vocabulary.size, self._vocabulary.digest)
             self._db.execute("INSERT INTO vocabulary VALUES (?, ?)", about)
             self._db.execute("COMMIT")

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.speculators.suffix_alignment import (
-    HUNCH,
+    ANCHOR,
     LONGEST_NEW,
     LONGEST_OLD,
     MAX_FURTHER,
@@ -142,8 +142,8 @@ def test_only_a_place_with_a_longer_match_than_others_have_is_named():
     assert alignment.place(longest=4) == (5, 4)
     assert alignment.place(longest=5) is None
     alignment.follow([NEW, 4])
-    assert alignment.place(longest=HUNCH - 1) == (HUNCH, 6)
-    assert alignment.place(longest=HUNCH) is None
+    assert alignment.place(longest=ANCHOR - 1) == (ANCHOR, 6)
+    assert alignment.place(longest=ANCHOR) is None
 
 
 def test_the_longest_part_that_was_left_out_is_left_out_again():
@@ -179,7 +179,7 @@ def test_the_longer_of_two_changes_that_fit_is_expected():
 def test_one_equal_token_behind_a_change_is_a_hunch():
     alignment, _ = copying([0, 1, OLD, 2, 3, 4])
     alignment.follow([1, NEW, 2])
-    assert alignment.place() == (HUNCH, 4)
+    assert alignment.place() == (ANCHOR, 4)
 
 
 def test_a_weak_match_elsewhere_does_not_end_the_search():
