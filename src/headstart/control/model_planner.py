@@ -26,13 +26,7 @@ from headstart.control.calibration import Calibration
 from headstart.control.cost import CostTable, DraftCost
 from headstart.control.forecast import LIMITS, DraftHistory, forecast
 from headstart.control.probes import PROBE_TOKENS, Probes
-from headstart.control.values import (
-    WEIGHT,
-    AskedAnswer,
-    DraftCall,
-    Step,
-    with_gap,
-)
+from headstart.control.values import WEIGHT, AskedAnswer, DraftCall, Step, with_gap
 
 LENGTHS = np.array((1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
 REST = 3  # most steps for which a model that was often refused is not planned

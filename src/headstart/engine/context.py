@@ -29,14 +29,7 @@ from headstart.engine.parameters import Limits, context_params
 from headstart.engine.prompt_reader import PromptReader, reads_apart
 from headstart.engine.sequences import Sequences
 from headstart.structures.checkpoints import Checkpoints
-from headstart.types import (
-    FINAL_STATE,
-    Batch,
-    CacheKind,
-    ContextFullError,
-    Filters,
-    Logits,
-)
+from headstart.types import FINAL_STATE, Batch, CacheKind, ContextFullError, Filters, Logits
 from headstart.types.constraint import NO_LIMIT
 from headstart.types.errors import EngineError, ModelError
 from headstart.types.media import LoadedChunk

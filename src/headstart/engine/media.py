@@ -11,12 +11,7 @@ import ctypes
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    Future,
-    ThreadPoolExecutor,
-    wait,
-)
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path

@@ -11,12 +11,7 @@ from headstart.scheduler.sequence import Sequence
 from headstart.structures.prefix import packed
 from headstart.structures.tenants import namespaces_of
 from headstart.types import Engine
-from headstart.types.errors import (
-    CapacityError,
-    ContextLengthError,
-    QuotaError,
-    RequestError,
-)
+from headstart.types.errors import CapacityError, ContextLengthError, QuotaError, RequestError
 from headstart.types.media import LoadedChunk, MediaChunk, MediaStore
 from headstart.types.request import Request
 

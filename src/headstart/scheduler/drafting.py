@@ -21,13 +21,7 @@ from headstart.control.state import StateFile
 from headstart.control.values import AskedAnswer, DraftCall, Step
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.model_drafting import ask_models
-from headstart.scheduler.offers import (
-    GRAMMAR,
-    Candidate,
-    askable,
-    candidate,
-    consider,
-)
+from headstart.scheduler.offers import GRAMMAR, Candidate, askable, candidate, consider
 from headstart.scheduler.policy import Policy, check_wishes, make_policy
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import (

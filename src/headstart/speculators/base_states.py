@@ -17,11 +17,7 @@ from headstart.speculators.base import SAMPLE_ROWS, times_of
 from headstart.speculators.base_caches import CONTEXT_FULL, FollowingSpeculator
 from headstart.speculators.target_states import TargetStates
 from headstart.text.vocabulary.draft_tokenizer import DraftBuilder, Preference
-from headstart.types import (
-    ContextFullError,
-    Draft,
-    DraftRequest,
-)
+from headstart.types import ContextFullError, Draft, DraftRequest
 from headstart.types.state_batch import DraftContext
 
 MERGED_ROWS = 8  # a draft with more rows to read than this may have to wait
