@@ -26,11 +26,6 @@ DRAFT_MODEL, HEADS, _DSPARK = "draft-model", "mtp", "dspark"
 # architectures that read hidden states; also the names of their speculators
 _EAGLE3, _DFLASH, _ASSISTANT = "eagle3", "dflash", "gemma4-assistant"
 _TOKENS = "tokenizer.ggml.tokens"
-# architectures whose heads libllama computes
-HEAD_ARCHITECTURES = frozenset((
-    "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe",
-    "hy_v3", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35",
-))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +78,7 @@ def read_heads(path: Path) -> tuple[int, str]:
     header = GgufHeader(path)
     name = header.architecture
     count = header.number(f"{name}.nextn_predict_layers")
-    if count and name not in HEAD_ARCHITECTURES:
+    if count and name not in hidden_states.HEAD_ARCHITECTURES:
         return 0, f"libllama does not compute the heads of {name} models"
     if count and (reason := api.why_not("_nextn")):
         return 0, reason

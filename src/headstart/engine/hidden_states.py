@@ -19,11 +19,12 @@ from headstart.engine.library import api
 from headstart.engine.parameters import Facts
 from headstart.types import FINAL_STATE, LAST_STATE
 
-_WITH_LAST_STATE = frozenset((
-    "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "gemma4", "glm-dsa",
-    "glm4moe", "gpt-oss", "hy_v3", "mimo2", "nemotron_h", "nemotron_h_moe", "qwen35",
-    "qwen35moe", "qwen3next", "step35",
+# architectures whose multi-token heads libllama computes, from the last state
+HEAD_ARCHITECTURES = frozenset((
+    "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe",
+    "hy_v3", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35",
 ))  # fmt: skip
+_WITH_LAST_STATE = HEAD_ARCHITECTURES | {"gemma4", "gpt-oss", "nemotron_h"}
 _WITH_LAYER_INPUTS = frozenset((
     "bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "hunyuan_vl", "lfm2", "lfm2moe", "llama",
     "mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige", "nemotron_h",

@@ -31,11 +31,6 @@ FILL = 128  # tokens added to the cache after the first round
 Interrupted = Callable[[], bool]  # whether a request has arrived
 
 
-def never() -> bool:
-    """No request comes."""
-    return False
-
-
 class WarmUp:
     """Measures for control what steps of different widths cost.
 
@@ -66,7 +61,7 @@ class WarmUp:
     def is_done(self) -> bool:
         return not self._tasks
 
-    def go_on(self, is_interrupted: Interrupted = never) -> None:
+    def go_on(self, is_interrupted: Interrupted = lambda: False) -> None:
         """Continue the measurements until a request arrives."""
         self._timer.begin(*self._unused())
         try:
@@ -159,7 +154,7 @@ class DecodeTimer:
         is_enough = self._turn >= ROUNDS * len(ROWS) and self._elapsed > QUICK * self._seconds
         return is_enough or self._turn >= MOST_ROUNDS * len(ROWS) or self._elapsed > self._seconds
 
-    def go_on(self, is_interrupted: Interrupted = never) -> None:
+    def go_on(self, is_interrupted: Interrupted = lambda: False) -> None:
         """Time decodes until all are timed or a request arrives."""
         started, before = self._clock(), self._elapsed
         self.decode(REFERENCE_ROWS)

@@ -103,7 +103,7 @@ class NgramMapKSpeculator(TextSpeculator[_KeyedText]):
 
     def draft_for(self, history: _KeyedText, request: DraftRequest) -> Draft:
         options = self._options
-        places = history.places(max(self.num_places, options.min_hits))
+        places = history.find(history.tokens, max(self.num_places, options.min_hits))
         if len(places) < options.min_hits:
             return Draft(reason="fewer hits than min-hits" if places else "")
         del places[self.num_places :]

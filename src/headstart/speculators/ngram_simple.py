@@ -41,7 +41,7 @@ class NgramSimpleSpeculator(TextSpeculator[SuffixIndex]):
         return SuffixIndex((self._options.size_n,), text=text)
 
     def draft_for(self, history: SuffixIndex, request: DraftRequest) -> Draft:
-        places = history.places(limit=1)
+        places = history.find(history.tokens, limit=1)
         if not places:
             return NO_DRAFT
         length, position = places[0]

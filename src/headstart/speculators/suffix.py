@@ -107,14 +107,14 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
         self._visible: dict[str, list[SuffixIndex]] = {}  # of past texts, by namespace
         # last answer to a prompt
         self._answers: OrderedDict[_Prompt, KeptText] = OrderedDict()
-        self.corpus = SuffixCorpus(options.corpus_tokens)
+        store = None
         if options.file:
             if vocab is None:
                 raise ConfigError(
                     "a corpus file needs to know the vocabulary: its tokens mean nothing without"
                 )
             store = TextStore(Path(options.file), VocabularyId.of(vocab))
-            self.corpus = SuffixCorpus(options.corpus_tokens, store)
+        self.corpus = SuffixCorpus(options.corpus_tokens, store)
 
     def history_of(self, text: Sequence[int], namespace: str) -> _AlignedText:
         # The last token is already the answer's first.

@@ -156,10 +156,6 @@ class SuffixIndex:
         for chains in self._chains:
             chains.append(self.tokens, self.num_linked)
 
-    def places(self, limit: int) -> list[Place]:
-        """Earlier places that continue like the end of this text, newest first."""
-        return self.find(self.tokens, limit)
-
     def find(self, text: array[int], limit: int) -> list[Place]:
         """Up to `limit` places that continue like the end of a text, newest first; for the largest
         n that has any.

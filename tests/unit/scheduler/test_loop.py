@@ -16,7 +16,7 @@ from tests.planted import noted
 from tests.unit.scheduler.test_transport import hang, refuse
 
 from headstart.scheduler.scheduler import Scheduler
-from headstart.scheduler.warm_up import WarmUp, never
+from headstart.scheduler.warm_up import WarmUp
 from headstart.types.request import FinishEvent, ProgressEvent, Request
 from headstart.worker import transport as transport_module
 from headstart.worker.loop import SAVE_SECONDS, run_loop
@@ -119,7 +119,7 @@ class SlowWarmUp(WarmUp):
         self.seen: list[tuple[int, bool]] = []
         self._now, self._left = clock, num_looks
 
-    def go_on(self, is_interrupted: Callable[[], bool] = never) -> None:
+    def go_on(self, is_interrupted: Callable[[], bool] = lambda: False) -> None:
         while self._left:
             self._left -= 1
             self.seen.append((int(self._now()), is_interrupted()))

@@ -22,7 +22,6 @@ from headstart.scheduler.warm_up import (
     ROWS,
     DecodeTimer,
     WarmUp,
-    never,
 )
 from headstart.scheduler.widths import WidthComparison
 from headstart.testing import FakeEngine
@@ -37,7 +36,7 @@ def time_decodes(
     clock: Callable[[], float],
     seconds: float,
     num_slots: int = 1,
-    is_interrupted: Callable[[], bool] = never,
+    is_interrupted: Callable[[], bool] = lambda: False,
 ) -> list[Sample]:
     timer = DecodeTimer(engine, clock, seconds)
     timer.begin(range(num_slots), engine.num_cells)

@@ -60,8 +60,8 @@ def test_places_agree_with_a_full_search_after_every_piece(pieces: list[list[int
             index.extend(piece)
             assert len(index) - index.num_linked < bulk  # few are searched one by one
             assert index.tokens.tolist() == text
-            assert index.places(ALL) == brute_places(text)
-            assert index.places(2) == brute_places(text)[:2]
+            assert index.find(index.tokens, ALL) == brute_places(text)
+            assert index.find(index.tokens, 2) == brute_places(text)[:2]
 
 
 @given(pieces, runs, bulks, st.integers(0, 40))
