@@ -73,26 +73,20 @@ def check_wishes(
     Raises:
         RequestError: a speculator that is not loaded, or any while speculation is off.
     """
-    if not loaded:
-        _check_off(params, config)
+    wish = f"types names {params.types[0]!r}" if params.types else ""
+    if params.mode is not None and params.mode is not DraftMode.OFF:
+        wish = f"mode is {params.mode.value}"
+    if wish and not loaded:
+        started, remedy = "--spec off", "with --spec auto"
+        if config.mode is not DraftMode.OFF:
+            started, remedy = "--spec-type none", "without it"
+        raise RequestError(
+            f"speculative.{wish} but this server was started with {started}; start it {remedy}, or "
+            "leave the field out"
+        )
     for name in params.types or ():
         if name not in loaded:
             raise RequestError(
                 f"speculative.types names {name!r} but this server loaded "
                 f"{', '.join(loaded) or 'none'}; leave it out or start with --spec-type"
             )
-
-
-def _check_off(params: SpeculativeParams, config: SpeculationConfig) -> None:
-    wish = f"speculative.types names {params.types[0]!r}" if params.types else ""
-    if params.mode is not None and params.mode is not DraftMode.OFF:
-        wish = f"speculative.mode is {params.mode.value}"
-    if not wish:
-        return
-    started, remedy = "--spec off", "with --spec auto"
-    if config.mode is not DraftMode.OFF:
-        started, remedy = "--spec-type none", "without it"
-    raise RequestError(
-        f"{wish} but this server was started with {started}; start it {remedy}, or leave the "
-        "field out"
-    )
