@@ -90,7 +90,13 @@ def test_every_reason_for_no_draft_has_its_line() -> None:
         r'(?:miss|drop|drop_drafts)\([^"\n]*|(?:RESTING|FAILED|BELOW_BREAK_EVEN) = )'
     )
     reasons = set(re.findall(rf'\b{said}"(\w.+?)"', code))
-    assert {"no match", "outbid", "off", "illegal under the constraint", "control failed"} <= reasons
+    assert {
+        "no match",
+        "outbid",
+        "off",
+        "illegal under the constraint",
+        "control failed",
+    } <= reasons
     text = (DOCS / "speculators.md").read_text("utf-8").partition("## Why a step had no draft")[2]
     assert [reason for reason in sorted(reasons) if reason not in text] == []
 

@@ -63,9 +63,7 @@ class Turns:
         if self._awaited:
             self._awaited[0].wait(seconds)
 
-    def _alike(
-        self, running: list[Sequence], use: Callable[[Scales], None]
-    ) -> list[Sequence]:
+    def _alike(self, running: list[Sequence], use: Callable[[Scales], None]) -> list[Sequence]:
         """Requests with the scales of the next step: current or least recently used ones.
 
         Sets of scales take turns of a few steps, because libllama plans its memory again whenever

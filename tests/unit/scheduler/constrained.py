@@ -113,7 +113,9 @@ def make_scheduler(
     controller: Controller | None = None,
     **limits: int,
 ) -> Scheduler:
-    made = harness.make_scheduler(engine, speculators, spec or fixed(6), controller, VOCAB, **limits)
+    made = harness.make_scheduler(
+        engine, speculators, spec or fixed(6), controller, VOCAB, **limits
+    )
     made.compiling.compiler = COMPILER
     return made
 
