@@ -44,7 +44,7 @@ class RequestCounts:
             self.by_speculator[name].add(stats)
 
 
-class Outcomes:
+class StepOutcomes:
     """What steps did for requests: events for clients, and counts of drafts.
 
     Each step of an answer counts, per allowed speculator, as a verified draft or one reason.

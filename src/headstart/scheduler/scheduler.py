@@ -25,7 +25,7 @@ from headstart.scheduler.offloading import Offloading
 from headstart.scheduler.prompt_cache import PromptCache
 from headstart.scheduler.prompt_order import PromptOrder
 from headstart.scheduler.prompt_store import PromptStore
-from headstart.scheduler.readers import Outcomes
+from headstart.scheduler.readers import StepOutcomes
 from headstart.scheduler.sequence import Cells, Ending, Sequence
 from headstart.scheduler.slot_actions import SlotActions
 from headstart.scheduler.step import End, ReadRecord, SequencePlan, StepPlan, StepRecord
@@ -73,7 +73,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []  # in the order of their admission
         self.counters = Counters()
-        self.outcomes = Outcomes(drafting.speculators, self.counters)
+        self.outcomes = StepOutcomes(drafting.speculators, self.counters)
         self.take_events = self.outcomes.take_events
         self.deliver: Callable[[], object] = lambda: None  # delivers the events of `take_events`
         self.readers: list[ReadRecord] = [drafting.read]
