@@ -7,7 +7,6 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
-from types import SimpleNamespace
 
 import httpx2
 import pytest
@@ -84,7 +83,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         numbers.append(len(numbers))
         return {"n": numbers[-1]}
 
-    monkeypatch.setattr(status_events.EventFeed, "_state", state)
+    monkeypatch.setattr(status_events, "_state", state)
     monkeypatch.setattr(status_events, "SECONDS", 0.2)
     return numbers
 
@@ -110,15 +109,12 @@ def test_states_are_made_only_while_somebody_listens(made):
 
 
 def test_a_server_that_stops_ends_the_streams_at_once():
-    feed = status_events.EventFeed(None)  # type: ignore[arg-type]
-
     async def listen() -> list[object]:
-        feed._state = lambda report: {}  # type: ignore[method-assign]
-        feed._service = SimpleNamespace(worker=FakeWorker())
+        listeners = sse.Broadcast()
         scope = {"headstart.caller": Caller(), "path": "/events"}
-        stream = aiter((await feed.response(scope)).body_iterator)
+        stream = aiter(listeners.response(scope).body_iterator)
         seen = await anext(stream)
-        feed.stop()
+        listeners.close()
         return [seen, *[one async for one in stream]]
 
     assert len(asyncio.run(asyncio.wait_for(listen(), 5))) == 1

@@ -67,7 +67,6 @@ def create_app(
     """
     extras = extras or Extras()
     service = Service(config, worker)
-    feed = status_events.EventFeed(service)
     timer = None
     if config.sleep_idle_seconds > 0:
         timer = IdleTimer(worker, config.sleep_idle_seconds)
@@ -76,7 +75,7 @@ def create_app(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         tasks = [
             asyncio.create_task(_load(service, load_model, on_loaded, timer)),
-            asyncio.create_task(feed.run()),
+            asyncio.create_task(status_events.tell_states(service)),
         ]
         try:
             async with extras.running(config):
@@ -90,8 +89,7 @@ def create_app(
     routes = [route for family in FAMILIES for route in family.routes.all()]
     routes.append(_openapi_route([*endpoints(), *extras.endpoints()]))
     app = Starlette(routes=routes, lifespan=lifespan)
-    app.state.service, app.state.events = service, feed
-    app.state.threads = service.prompt_threads
+    app.state.service, app.state.threads = service, service.prompt_threads
     app.state.streams = kept_streams.KeptStreams()
     app.state.responses = responses.ResponseStore(
         config.tenant_responses, config.tenant_responses_mb << 20

@@ -67,7 +67,7 @@ def serve(
     app = create_app(config, worker, load_model, on_loaded, extras)
 
     async def stop() -> None:
-        app.state.events.stop()
+        app.state.service.listeners.close()
         await extras.close()
 
     end = app.state.service.close

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 from starlette.requests import Request as HttpRequest
 
 from headstart.config import Config, ServerConfig
+from headstart.server.sse import Broadcast
 from headstart.server.threads import Threads
 from headstart.structures.tenants import counted
 from headstart.text.chat_template import ChatTemplate
@@ -88,6 +89,9 @@ class Service:
     )
     adapter_scales: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by tenant
     counters_read: Counters = field(default_factory=Counters)  # when /metrics was last read
+    listeners: Broadcast = field(default_factory=Broadcast)  # to the server's state
+    # counts of the last three minutes, for new listeners
+    history: deque[dict[str, float]] = field(default_factory=partial(deque, maxlen=90))
 
     _num_held: Counter[str] = field(default_factory=Counter)  # requests by tenant
 
