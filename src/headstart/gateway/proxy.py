@@ -49,24 +49,6 @@ class Backend:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # with the API key
 
 
-@dataclass(frozen=True, slots=True)
-class ProxiedRequest:
-    """A client's request: the whole body, path and query as they came."""
-
-    method: str
-    target: str
-    headers: Headers = ()
-    body: bytes = b""
-
-    @classmethod
-    def of(cls, scope: Scope, body: bytes) -> ProxiedRequest:
-        """The request of an ASGI scope whose body was read."""
-        query = scope.get("query_string", b"").decode("latin-1")
-        path = scope.get("raw_path") or scope["path"].encode()
-        target = path.decode("latin-1") + (f"?{query}" if query else "")
-        return cls(scope["method"], target, scope["headers"], body)
-
-
 class Proxy:
     """Connections to backends, kept open between requests. Belongs to one asyncio loop.
 
@@ -81,10 +63,10 @@ class Proxy:
         self._tls: ssl.SSLContext | None = None
 
     async def open(
-        self, backend: Backend, request: ProxiedRequest, *, wants_first_piece: bool = True
+        self, backend: Backend, scope: Scope, body: bytes = b"", *, wants_first_piece: bool = True
     ) -> Connection:
-        """Send a request; return when the answer has begun, whatever its status is. Its connection
-        is to be given back, by `relay`, `read` or `give_back`.
+        """Send the request of an ASGI scope; return when the answer has begun, whatever its status
+        is. Its connection is to be given back, by `relay`, `read` or `give_back`.
 
         Args:
             wants_first_piece: also wait for the start of the body, so that a failure before the
@@ -97,9 +79,12 @@ class Proxy:
         self._busy[backend.name].add(connection)
         try:
             parts = urlsplit(backend.url)
-            headers = _forwarded(backend, request, parts.netloc.rpartition("@")[2])
-            head = head_of(request.method, parts.path + request.target, headers)
-            connection.send(head, request.body, is_head_only=request.method == "HEAD")
+            path = scope.get("raw_path") or scope["path"].encode()
+            query = scope.get("query_string", b"")
+            target = (path + b"?" + query if query else path).decode("latin-1")
+            headers = _forwarded(backend, scope, len(body), parts.netloc.rpartition("@")[2])
+            head = head_of(scope["method"], parts.path + target, headers)
+            connection.send(head, body, is_head_only=scope["method"] == "HEAD")
             await connection.wait_for_head()
             if wants_first_piece:
                 await connection.wait_for_body()
@@ -214,16 +199,16 @@ async def _relay(answer: Connection, send: Send, tap: Callable[[bytes], None] | 
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _forwarded(backend: Backend, request: ProxiedRequest, host: str) -> Headers:
+def _forwarded(backend: Backend, scope: Scope, num_bytes: int, host: str) -> Headers:
     own = {name.encode(): value.encode() for name, value in backend.headers.items()}
     headers = [
         (name, value)
-        for name, value in _end_to_end(request.headers, NOT_FORWARDED)
+        for name, value in _end_to_end(scope.get("headers", ()), NOT_FORWARDED)
         if name not in own
     ]
     headers += [(b"host", host.encode("latin-1")), *own.items()]
-    if request.body or request.method in ("POST", "PUT", "PATCH"):
-        headers.append((b"content-length", b"%d" % len(request.body)))
+    if num_bytes or scope["method"] in ("POST", "PUT", "PATCH"):
+        headers.append((b"content-length", b"%d" % num_bytes))
     return headers
 
 

@@ -10,11 +10,12 @@ from starlette.requests import ClientDisconnect, Request
 from tests.unit.gateway.backends import running, writing
 
 from headstart.gateway import proxy as proxy_module
-from headstart.gateway.proxy import Backend, ProxiedRequest, Proxy
+from headstart.gateway.proxy import Backend, Proxy
 from headstart.server.errors import error_response
 from headstart.server.threads import unless_left
 from headstart.types.errors import BackendError
 
+GET = {"method": "GET", "path": "/"}
 JSON = [(b"content-type", b"application/json")]
 EVENTS = [(b"content-type", b"text/event-stream")]
 CUT_OFF = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{"
@@ -50,9 +51,9 @@ async def in_front_of(url, *, silence=3600.0, tap=None, key="inner"):
     backend = Backend(name="the model", url=url, headers={"authorization": f"Bearer {key}"})
 
     async def app(scope, receive, send):
-        request = ProxiedRequest.of(scope, await read_body(receive))
+        content = await read_body(receive)
         try:
-            answer = await unless_left(receive, proxy.open(backend, request))
+            answer = await unless_left(receive, proxy.open(backend, scope, content))
         except BackendError as error:
             await error_response(error)(scope, receive, send)
             return
@@ -179,7 +180,7 @@ async def test_a_server_that_is_not_there_was_not_sent_the_request() -> None:
         pass
     proxy = Proxy()
     with pytest.raises(BackendError, match="the model cannot be reached") as caught:
-        await proxy.open(Backend(name="the model", url=url), ProxiedRequest("GET", "/", []))
+        await proxy.open(Backend(name="the model", url=url), GET)
     proxy.close()
     assert not caught.value.was_sent
     answer = await ask(in_front_of(url))
@@ -235,7 +236,7 @@ async def test_an_answer_that_is_read_here_has_a_limit(monkeypatch) -> None:
     async with running(backend) as url:
         proxy = Proxy()
         backend_there = Backend(name="the model", url=url)
-        answer = await proxy.open(backend_there, ProxiedRequest("GET", "/"))
+        answer = await proxy.open(backend_there, GET)
         with pytest.raises(BackendError, match="the model sends more than 1000 bytes"):
             await proxy.read(answer)
         assert not proxy._busy["the model"]
@@ -245,7 +246,7 @@ async def test_an_answer_that_is_read_here_has_a_limit(monkeypatch) -> None:
 async def test_an_answer_that_breaks_off_while_it_is_read_here_leaves_no_connection() -> None:
     async with writing(CUT_OFF, closes=True) as backend:
         proxy = Proxy()
-        answer = await proxy.open(backend, ProxiedRequest("GET", "/"))
+        answer = await proxy.open(backend, GET)
         with pytest.raises(BackendError):
             await proxy.read(answer)
         assert not proxy._busy["the model"]
@@ -254,7 +255,7 @@ async def test_an_answer_that_breaks_off_while_it_is_read_here_leaves_no_connect
 async def test_a_name_that_is_none_cannot_be_reached() -> None:
     backend = Backend(name="the model", url="http://10.0.0..2:80")
     with pytest.raises(BackendError, match="cannot be reached"):
-        await Proxy().open(backend, ProxiedRequest("GET", "/"))
+        await Proxy().open(backend, GET)
 
 
 async def test_only_requests_that_wait_for_so_long_are_broken_off() -> None:
@@ -265,7 +266,7 @@ async def test_only_requests_that_wait_for_so_long_are_broken_off() -> None:
     async with running(backend) as url:
         proxy = Proxy()
         backend_there = Backend(name="the model", url=url)
-        waiting = asyncio.create_task(proxy.open(backend_there, ProxiedRequest("GET", "/")))
+        waiting = asyncio.create_task(proxy.open(backend_there, GET))
         while not any(one.is_silent(0.0) for one in proxy._busy["the model"]):
             await asyncio.sleep(0.001)
         proxy.close_silent("the model", 3600.0)

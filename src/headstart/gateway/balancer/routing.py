@@ -20,7 +20,7 @@ from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.conversation import MAX_END_BYTES, Asked, read, timings_of
 from headstart.gateway.balancer.options import RoutingOptions
 from headstart.gateway.balancer.replica import Flight, Replica
-from headstart.gateway.proxy import Backend, ProxiedRequest, Proxy
+from headstart.gateway.proxy import Backend, Proxy
 from headstart.gateway.upstream import Connection
 from headstart.server.body import off_loop
 from headstart.server.errors import ApiError
@@ -55,18 +55,17 @@ class Routing:
         if scope["type"] != "http":
             return
         http = HttpRequest(scope, receive)
-        request = ProxiedRequest.of(scope, await http.body())
-        tenant = caller_of(scope).tenant
+        body, tenant = await http.body(), caller_of(scope).tenant
         if not self._tenant_header:
-            tenant = tenant or _tenant_by(_key_headers(request))
+            tenant = tenant or _tenant_by(_key_headers(scope))
         asked = Asked()
         if found := _STORED.match(scope["path"]):
             asked = Asked(needs=found[1])
-        elif request.method == "POST":
-            asked = await off_loop(http, partial(read, request.body, tenant), tenant)
+        elif http.method == "POST":
+            asked = await off_loop(http, partial(read, body, tenant), tenant)
         if asked.text and self._fleet.is_full(self._options.max_waiting):
             raise self._overload()
-        flight, answer = await self._open(request, asked, tenant, receive)
+        flight, answer = await self._open(http, asked, tenant)
         end = bytearray()
 
         def note(piece: bytes) -> None:
@@ -79,24 +78,24 @@ class Routing:
             self._fleet.finish(flight, timings_of(bytes(end)) if answer.status == 200 else None)
 
     async def _open(
-        self, request: ProxiedRequest, asked: Asked, tenant: str, receive: Receive
+        self, http: HttpRequest, asked: Asked, tenant: str
     ) -> tuple[Flight, Connection]:
         """An answer that has begun, from the best replica that gives one."""
-        replicas = self._fleet.order(asked)
+        scope, body, replicas = http.scope, await http.body(), self._fleet.order(asked)
         failure: BackendError | None = None
         may_crash = 1  # a request that ends one server may end them all
         is_busy = False
         # an unhealthy replica may have a stored response; a 400 may be the body's own fault
         is_sure = bool(asked.text) or all(one.is_healthy for one in self._fleet.replicas.values())
         num_tries = len(replicas) if asked.needs else 1 + self._options.retries
-        wants_first = request.method not in ("GET", "HEAD")
+        wants_first = http.method not in ("GET", "HEAD")
         for replica in replicas[:num_tries]:
             flight = self._fleet.start(replica, asked)
-            headers = self._headers(replica, _key_headers(request), tenant)
+            headers = self._headers(replica, _key_headers(scope), tenant)
             backend = Backend(name=replica.name, url=replica.url, headers=headers)
-            opening = self._proxy.open(backend, request, wants_first_piece=wants_first)
+            opening = self._proxy.open(backend, scope, body, wants_first_piece=wants_first)
             try:
-                answer = await unless_left(receive, opening)
+                answer = await unless_left(http.receive, opening)
             except BackendError as error:
                 replica.fail(flight)
                 failure = error
@@ -104,7 +103,7 @@ class Routing:
                 if not error.was_sent:
                     replica.lose(str(error))
                     continue
-                if (request.method == "POST" and not asked.text) or not may_crash:
+                if (http.method == "POST" and not asked.text) or not may_crash:
                     break  # what was done must not be done twice
                 may_crash -= 1
                 continue
@@ -143,10 +142,10 @@ class Routing:
         )
 
 
-def _key_headers(request: ProxiedRequest) -> dict[str, str]:
+def _key_headers(scope: Scope) -> dict[str, str]:
     return {
         name.decode(): value.decode("latin-1")
-        for name, value in request.headers
+        for name, value in scope["headers"]
         if name in (b"authorization", b"x-api-key")
     }
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headstart.config import Config
-from headstart.gateway.proxy import ProxiedRequest, Proxy
+from headstart.gateway.proxy import Proxy
 from headstart.gateway.router.child import TENANT_HEADER
 from headstart.gateway.router.downloads import ModelStore
 from headstart.gateway.router.listing import OwnRoutes, ReadPresets
@@ -85,7 +85,7 @@ class Forward:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         http = HttpRequest(scope, receive)
         path, names_model = scope["path"], bool(http.query_params.get("model"))
-        body = await http.body()
+        await http.body()  # what comes behind it is a disconnect
         if path == "/props" and not names_model:
             await json_response(self._own.props())(scope, receive, send)
             return
@@ -93,11 +93,11 @@ class Forward:
             metrics = Response(render(self._pool), media_type="text/plain; version=0.0.4")
             await metrics(scope, receive, send)
             return
-        model, request = await self._model(http), ProxiedRequest.of(scope, body)
+        model = await self._model(http)
         if http.method == "POST" and (conversation := http.headers.get(HEADER)):
-            await self._keep(model, request, http, send, conversation)
+            await self._keep(model, http, send, conversation)
         else:
-            await self._pass_on(model, request, http, send)
+            await self._pass_on(model, http, send)
 
     async def _model(self, http: HttpRequest) -> PooledModel:
         """The model that a request names, if it may be used.
@@ -118,22 +118,15 @@ class Forward:
             raise ApiError(400, f"the model {model.name} is not loaded; POST /models/load loads it")
         return model
 
-    async def _pass_on(
-        self, model: PooledModel, request: ProxiedRequest, http: HttpRequest, send: Send
-    ) -> None:
+    async def _pass_on(self, model: PooledModel, http: HttpRequest, send: Send) -> None:
         with ExitStack() as lease:
-            answer = await self._open(model, request, http.scope, http.receive, lease)
-            if answer.is_event_stream and request.method != "POST":
+            answer = await self._open(model, http, http.receive, lease)
+            if answer.is_event_stream and http.method != "POST":
                 lease.close()  # such a stream lasts as long as the model; it must not keep it
             await self.proxy.relay(answer, http.receive, send)
 
     async def _keep(
-        self,
-        model: PooledModel,
-        request: ProxiedRequest,
-        http: HttpRequest,
-        send: Send,
-        conversation: str,
+        self, model: PooledModel, http: HttpRequest, send: Send, conversation: str
     ) -> None:
         """Pass on a request whose answer, if it is a stream, continues without its client.
 
@@ -147,13 +140,10 @@ class Forward:
                 f"{waiting.total()} requests with {HEADER} wait for their answers; try again later"
             )
         streams: KeptStreams = http.app.state.streams
-        # the model's server must not keep it too
-        headers = [one for one in request.headers if one[0] != HEADER.encode()]
-        request = replace(request, headers=headers)
         with ExitStack() as lease:
             with streams.beginning(tenant, conversation) as kept:
                 with counted(waiting, tenant):
-                    answer = await self._open(model, request, http.scope, kept.receive, lease)
+                    answer = await self._open(model, http, kept.receive, lease)
                 if answer.status == 200 and "application/json" not in answer.media_type:
                     relaying = self._relay(answer, kept, lease.pop_all())
                     kept.begin(relaying, answer.media_type)
@@ -167,18 +157,16 @@ class Forward:
             await self.proxy.relay(answer, kept.receive, kept.send)
 
     async def _open(
-        self,
-        model: PooledModel,
-        request: ProxiedRequest,
-        scope: Scope,
-        receive: Receive,
-        lease: ExitStack,
+        self, model: PooledModel, http: HttpRequest, receive: Receive, lease: ExitStack
     ) -> Connection:
         """The answer of a model's server, which has begun; `lease` then releases the model."""
-        is_task = request.method == "POST"
+        is_task = http.method == "POST"
         backend = await unless_left(receive, self._pool.acquire(model, wakes=is_task))
         lease.callback(self._pool.release, model, is_use=is_task)
-        tenant = {TENANT_HEADER.lower(): caller_of(scope).tenant}
+        tenant = {TENANT_HEADER.lower(): caller_of(http.scope).tenant}
         backend = replace(backend, headers={**backend.headers, **tenant})
-        opening = self.proxy.open(backend, request, wants_first_piece=is_task)
+        # a model's server must not keep what is kept here
+        headers = [one for one in http.scope["headers"] if one[0] != HEADER.encode()]
+        scope, body = {**http.scope, "headers": headers}, await http.body()
+        opening = self.proxy.open(backend, scope, body, wants_first_piece=is_task)
         return await unless_left(receive, opening)
