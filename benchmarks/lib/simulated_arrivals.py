@@ -96,7 +96,7 @@ class ArrivalSimulation(Simulation):
                 seen, slots = milliseconds * noise.uniform(0.9, 1.1), [v.slot for v in answering]
                 if slots:
                     learner.plan.num_new = num_new
-                    learner.after(slots, 0, seen)
+                    learner.after(slots, seen)
                 else:
                     decode(learner.controller, self.num_prompt_rows, CONTEXT, seen, num_new)
             for visit in running:

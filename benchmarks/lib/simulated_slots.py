@@ -197,7 +197,7 @@ class Simulation:
     def run(
         self,
         lengths: Lengths,
-        after: Callable[[Sequence[Slot], int, float], None] | None = None,
+        after: Callable[[Sequence[Slot], float], None] | None = None,
         num_uncounted: int = 0,
     ) -> Score:
         """Generate until every slot has emitted `tokens` on average; the score is without the first
@@ -222,7 +222,7 @@ class Simulation:
             for slot, n in zip(slots, emitted, strict=True):
                 slot.at += n
             if after is not None:
-                after(slots, num_rows, seen)
+                after(slots, seen)
         return score
 
     def off(self) -> Score:
@@ -323,7 +323,7 @@ class Learner:
         self.controller.assign_rows(plan)
         return Choice(lengths(plan), draft_ms, plan.num_padding)
 
-    def after(self, slots: Sequence[Slot], num_rows: int, milliseconds: float) -> None:
+    def after(self, slots: Sequence[Slot], milliseconds: float) -> None:
         """The step has been made."""
         plan = self.plan
         num_prompt_rows = 0 if plan.step is None else plan.step.num_base_rows - len(slots)

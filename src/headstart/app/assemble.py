@@ -148,7 +148,7 @@ def build_scheduler(
         modalities=target.media.modalities if target.media else (),
         adapters=adapters.describe() if adapters else (),
     )
-    log.info("%s", _summary(info, models))
+    log.info("%s", _summary(info))
     if memory := fitted.describe():
         log.info("memory: %s", memory)
     return scheduler, info
@@ -182,7 +182,7 @@ def fit_memory(config: Config, free: Mapping[str, int] | None = None) -> Fitted:
     return fit_models(config, choose_speculators(config, find_models(config)), free)
 
 
-def _summary(info: WorkerInfo, models: Models) -> str:
+def _summary(info: WorkerInfo) -> str:
     speculation = info.speculation
     drafts = ", ".join(speculation["types"]) or "none"
     return (

@@ -104,7 +104,7 @@ class Candidates:
         return {"vocab": lambda: self.target.vocab, "vocabulary_id": lambda: None}
 
 
-def draft_files(config: Config, named: Sequence[str], draft: Path | None) -> list[Path]:
+def draft_files(named: Sequence[str], draft: Path | None) -> list[Path]:
     """The draft models to compare, each once; the report calls them by their files' names.
 
     Raises:
