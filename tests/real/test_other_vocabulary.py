@@ -58,7 +58,7 @@ def test_the_second_turn_of_a_chat_is_drafted_from_what_is_cached() -> None:
 
 def config_of(*argv: str) -> Config:
     common = ("--threads", "1", "--context", "512", "--parallel", "1", "--spec-state", "none")
-    return COMMAND.read([*common, *argv])[0].config()
+    return COMMAND.read([*common, *argv]).config()
 
 
 def start(config: Config, target: Path, draft: Path) -> tuple[Scheduler, WorkerInfo]:

@@ -167,7 +167,7 @@ def test_its_server_computes_as_the_users_but_is_not_reached_and_records_nothing
         assert name not in environment
     file.write_text(text)
     flags = command[command.index("--config") + 2 :]
-    config = serve.COMMAND.read(["--config", str(file), *flags])[0].config()
+    config = serve.COMMAND.read(["--config", str(file), *flags]).config()
     assert (config.server.api_prefix, config.recording.record_texts) == ("", None)
     assert (config.engine.context, config.sampling.numbers) == (
         2048,

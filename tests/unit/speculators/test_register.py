@@ -247,7 +247,7 @@ def test_an_option_of_a_speculator_that_is_not_loaded_is_refused_with_the_remedy
 def test_a_bad_value_of_an_option_is_refused_before_a_model_is_loaded(name, options) -> None:
     flags = [f"--spec-{name}-{option}" for option in options.split()]
     with pytest.raises(ConfigError, match=name):
-        wanted_types(COMMAND.read([f"--spec-type={name}", *flags])[0].config().speculation, None)
+        wanted_types(COMMAND.read([f"--spec-type={name}", *flags]).config().speculation, None)
 
 
 def test_an_option_that_a_speculator_does_not_have_is_refused() -> None:

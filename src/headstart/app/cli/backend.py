@@ -114,8 +114,9 @@ def _unpack(file: Path, folder: Path) -> None:
                 os.chmod(folder / name, 0o755)
 
 
-def run(resolved: Resolved, words: list[str]) -> int:
+def run(resolved: Resolved) -> int:
     """Show the libllama in use, or install one; return the exit code."""
+    words = resolved.words
     if not words:
         print(find(os.environ) or f"there is no libllama; {remedy()}")
         return 0

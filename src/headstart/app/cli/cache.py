@@ -12,9 +12,9 @@ from headstart.types.errors import ConfigError
 USAGE = "list|clear [--cache-disk-path FOLDER]"
 
 
-def run(resolved: Resolved, words: list[str]) -> int:
+def run(resolved: Resolved) -> int:
     """List what is there by model, or remove it; return the exit code."""
-    if words not in (["list"], ["clear"]):
+    if resolved.words not in (("list",), ("clear",)):
         raise ConfigError(f"say what to do: headstart cache {USAGE}")
 
     from headstart.app.stored_prompts import prompts_folder
@@ -34,7 +34,7 @@ def run(resolved: Resolved, words: list[str]) -> int:
                 size, used = size + status.st_size / 2**20, max(used, status.st_mtime)
                 index.add(StoredFile.of(file, 0))
         count = index.num_texts
-        if words == ["list"]:
+        if resolved.words == ("list",):
             last = time.strftime("%Y-%m-%d %H:%M", time.localtime(used))
             print(f"{count:6} prompts {size:9.1f} MiB  last used {last}  {model.name}")
         else:

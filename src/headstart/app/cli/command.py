@@ -7,7 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -41,7 +41,7 @@ class Command:
 
     name: str
     about: str  # how its help page begins
-    run: Callable[[Resolved, list[str]], int]  # gets the settings and words; returns the exit code
+    run: Callable[[Resolved], int]  # returns the exit code
     options: type | None = None  # dataclass with the command's own settings
     takes: Collection[str] | None = ()  # parts of `Config`, or settings by name; None: all
     usage: str = ""  # the words that it takes, for the help page; empty: none
@@ -56,26 +56,19 @@ class Command:
         """Read the command line and run; return the exit code.
 
         Raises:
-            PageRequested: `--help`, `--version` or `--list-devices` was given.
+            PageRequested: a page was asked for, such as `--help`.
             HeadstartError: it cannot be run, or failed.
         """
-        resolved, print_config, words = self.read(argv)
+        resolved = self.read(argv)
         if named := resolved.config().engine.libllama:  # raises
             os.environ["HEADSTART_LIBLLAMA"] = named  # of our other processes too
-        if self.options is not None:
-            resolved.own(self.options)
-        if print_config:
-            print(resolved.describe())
-            return 0
-        return self.run(resolved, words)
+        return self.run(resolved)
 
-    def read(self, argv: Sequence[str]) -> tuple[Resolved, bool, list[str]]:
+    def read(self, argv: Sequence[str]) -> Resolved:
         """Resolve the settings.
 
-        Returns them, whether `--print-config` was given, and the words that belong to no flag.
-
         Raises:
-            PageRequested: `--help`, `--version` or `--list-devices` was given.
+            PageRequested: `--help`, `--version`, `--list-devices` or `--print-config` was given.
             ConfigError: an unknown flag, an impossible value, or a word where `usage` has none.
         """
         settings = self.settings()
@@ -106,7 +99,12 @@ class Command:
             print(f"headstart: warning: {warning}", file=sys.stderr)
         if "--list-devices" in arguments.switches:
             raise PageRequested(_devices(resolved.config().engine))
-        return resolved, "--print-config" in arguments.switches, arguments.words
+        if "--print-config" in arguments.switches:
+            resolved.config()  # raises
+            if self.options is not None:
+                resolved.own(self.options)
+            raise PageRequested(resolved.describe())
+        return replace(resolved, words=tuple(arguments.words))
 
     def _help(self, settings: Sequence[Setting], num_hidden: int) -> str:
         """The text of `--help`, as wide as the terminal; indented paragraphs stay as they are."""

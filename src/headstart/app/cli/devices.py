@@ -32,7 +32,7 @@ class DevicesOptions:
     )
 
 
-def run(resolved: Resolved, words: list[str]) -> int:
+def run(resolved: Resolved) -> int:
     """Print the table; return the exit code."""
     options, config = resolved.own(DevicesOptions), resolved.config()
     has_model = bool(config.model.model or config.model.hf_repo)

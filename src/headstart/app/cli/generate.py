@@ -60,7 +60,7 @@ class GenerateOptions:
     )
 
 
-def run(resolved: Resolved, words: list[str]) -> int:
+def run(resolved: Resolved) -> int:
     """Generate once and print the summary; return the exit code."""
     options, config = resolved.own(GenerateOptions), resolved.config()
     prompt = _read_prompt(options)

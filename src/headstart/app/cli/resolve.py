@@ -19,11 +19,12 @@ Given = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A value and its origin per setting."""
+    """A value and its origin per setting, and the words of the command line that are no flags."""
 
     settings: tuple[Setting, ...]
     values: Mapping[str, Value]
     origins: Mapping[str, str]
+    words: tuple[str, ...] = ()  # -- and everything after it among them
 
     def config(self) -> Config:
         """The configuration; parts without settings keep their defaults.

@@ -8,7 +8,7 @@ from headstart.config.logs import start_logging
 from headstart.gateway.balancer.options import SERVER_SETTINGS, BalancerOptions
 
 
-def run(resolved: Resolved, words: list[str]) -> int:
+def run(resolved: Resolved) -> int:
     """Route until stopped; return the exit code."""
     from headstart.gateway.balancer.app import serve
 

@@ -15,7 +15,7 @@ from headstart.app.process import Parent
 from headstart.types.errors import HeadstartError
 
 
-def run(resolved: Resolved, words: list[str], *, has_demo: bool = True) -> int:
+def run(resolved: Resolved, *, has_demo: bool = True) -> int:
     """Serve until stopped; return the exit code."""
     config = resolved.config()
     if is_router(resolved, has_demo=has_demo):

@@ -30,7 +30,7 @@ class VerifyOptions:
     json: bool = option(False, "print JSON, for programs")
 
 
-def run(resolved: Resolved, words: list[str]) -> int:
+def run(resolved: Resolved) -> int:
     """Compare, print the table and the verdict; 1 if a text is different."""
     options, config = resolved.own(VerifyOptions), resolved.config()
 

@@ -77,15 +77,15 @@ class BenchOptions:
     json: bool = option(False, "print everything as JSON")
 
 
-def run(resolved: Resolved, words: list[str]) -> int:
+def run(resolved: Resolved) -> int:
     """Measure and print; return the exit code."""
-    if words == ["steps"]:
+    if resolved.words == ("steps",):
         for one in settings_of(BenchOptions):
             if resolved.origins[one.name] == "flag":
                 raise ConfigError(f"headstart bench steps takes no {one.flag}; leave it out")
         return steps.run(resolved.config())
-    if words:
-        raise ConfigError(f"unexpected argument {words[0]!r}; the only one is steps")
+    if resolved.words:
+        raise ConfigError(f"unexpected argument {resolved.words[0]!r}; the only one is steps")
     options = resolved.own(BenchOptions)
     cells = read_cells(options, resolved.config().scheduler.parallel, resolved.origins["parallel"])
     lengths = "@8" if options.quick else "@4;@8;@16"

@@ -38,7 +38,7 @@ class TuneOptions:
     json: bool = option(False, "print everything as JSON")
 
 
-def run(resolved: Resolved, words: list[str]) -> int:
+def run(resolved: Resolved) -> int:
     """Measure, print, and leave the profile; return the exit code."""
     options, config = resolved.own(TuneOptions), resolved.config()
     if config.speculation.spec_state == "none":

@@ -54,14 +54,14 @@ class ClusterOptions(RoutingOptions):
             )
 
 
-def run(resolved: Resolved, words: list[str]) -> int:
+def run(resolved: Resolved) -> int:
     """Serve until stopped; return the exit code."""
-    at = words.index("--") if "--" in words else len(words)
-    if at:
-        word, own = words[0], "flags of headstart serve"
-        raise ConfigError(f"unexpected argument {word!r}; {own} come after --")
-    options, config, arguments = resolved.own(ClusterOptions), resolved.config(), words[1:]
-    find_command("serve").read(arguments)[0].config()  # raises for wrong ones
+    mark, arguments = resolved.words[:1], resolved.words[1:]
+    if mark not in ((), ("--",)):
+        own = "flags of headstart serve"
+        raise ConfigError(f"unexpected argument {mark[0]!r}; {own} come after --")
+    options, config = resolved.own(ClusterOptions), resolved.config()
+    find_command("serve").read(arguments).config()  # raises for wrong ones
 
     from headstart.extras.cluster import deploy
 

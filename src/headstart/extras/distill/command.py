@@ -68,12 +68,12 @@ class DistillOptions:
     json: bool = option(False, "print everything as JSON")
 
 
-def run(resolved: Resolved, words: list[str]) -> int:
+def run(resolved: Resolved) -> int:
     """Run one step, or all; returns the exit code: 1 if nothing was promoted."""
     options = resolved.own(DistillOptions)
-    step = words[0] if words else STEPS[0]
+    step, *more = resolved.words or STEPS[:1]
     source = options.base if step == "graft" else options.texts
-    if len(words) > 1 or step not in STEPS or source is None:
+    if more or step not in STEPS or source is None:
         raise ConfigError(f"say what to do with which texts: headstart distill {USAGE}")
     for package in _PACKAGES.get(step, ()):
         if find_spec(package) is None:
@@ -147,7 +147,7 @@ class _Work:
         self.config, self.folder, self.options = config, folder, options
         self.output = Path(options.output)
         self.candidate = self.output.with_suffix(".candidate.gguf")
-        self.drafts = draft_files(config, listed(options.drafts), models.draft)
+        self.drafts = draft_files(listed(options.drafts), models.draft)
         texts = read_texts(folder, ModelId.of(models.target).digest, tenants)
         self.earlier, self.later = split(texts)
         self.candidates = Candidates(config, models.target)

@@ -31,7 +31,7 @@ class RpcBuildOptions:
     )
 
 
-def run(resolved: Resolved, words: list[str]) -> int:
+def run(resolved: Resolved) -> int:
     """Build it and print its path; return the exit code."""
     options = resolved.own(RpcBuildOptions)
 

@@ -43,7 +43,7 @@ class RpcWorkerOptions:
     )
 
 
-def run(resolved: Resolved, words: list[str]) -> int:
+def run(resolved: Resolved) -> int:
     """Compute until the process is ended; return the exit code."""
     options = resolved.own(RpcWorkerOptions)
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)

@@ -43,7 +43,7 @@ VALUES = {
 
 
 def read(*argv: str) -> Resolved:
-    return COMMAND.read(argv)[0]
+    return COMMAND.read(argv)
 
 
 def setting_of(name: str) -> Setting | None:

@@ -204,7 +204,7 @@ def test_a_flag_of_any_command_is_no_value(capsys) -> None:
 def test_a_value_that_looks_like_version_does_not_end_a_command(flag: str, capsys) -> None:
     assert main(["generate", flag, "--version"]) == 1
     assert "needs a value" in capsys.readouterr().err
-    arguments = find_command("generate").read([f"{flag}=--version"])[0]
+    arguments = find_command("generate").read([f"{flag}=--version"])
     assert arguments.values["prompt"] == "--version"
 
 

@@ -19,7 +19,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def flags(*argv: str) -> Resolved:
-    return COMMAND.read(argv)[0]
+    return COMMAND.read(argv)
 
 
 def models(environment, *argv: str) -> dict[str, ModelPreset]:

@@ -20,7 +20,7 @@ SETTINGS = all_settings()
 
 
 def read(*argv: str) -> Resolved:
-    return COMMAND.read(argv)[0]
+    return COMMAND.read(argv)
 
 
 def test_no_two_settings_share_a_spelling() -> None:
@@ -259,7 +259,7 @@ def test_a_value_out_of_range_names_its_source(tmp_path, monkeypatch) -> None:
 def test_one_config_file_may_hold_settings_of_other_commands(tmp_path: Path) -> None:
     file = tmp_path / "headstart.toml"
     file.write_text("port = 1\nthreads = 3")
-    resolved, _, _ = find_command("generate").read(["--config", str(file)])
+    resolved = find_command("generate").read(["--config", str(file)])
     assert resolved.config().engine.threads == 3
 
 

@@ -176,7 +176,7 @@ def test_a_failed_build_names_its_log_and_is_tried_again(clone: Clone) -> None:
 
 
 def config(*argv: str) -> Config:
-    return COMMAND.read(argv)[0].config()
+    return COMMAND.read(argv).config()
 
 
 @pytest.mark.parametrize(
