@@ -46,7 +46,3 @@ class Prefixes:
             self._blocks.move_to_end(block)
         while self.num_bytes > self.capacity_bytes:
             self._blocks.popitem(last=False)
-
-    def clear(self) -> None:
-        """Forget everything: the replica was restarted."""
-        self._blocks.clear()

@@ -70,7 +70,7 @@ class Replica:
     def hear(self, reported: Load, started_at: str = "") -> None:
         """Store its report; after a restart of the server forget its prefixes."""
         if self.started_at and started_at and self.started_at != started_at:
-            self.prefixes.clear()
+            self.prefixes = Prefixes()
         self.started_at = started_at
         self.reported, self.num_reported_own = reported, len(self.flights)
         self.is_healthy, self.why_not = True, ""

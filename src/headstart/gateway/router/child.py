@@ -15,7 +15,6 @@ from headstart.gateway.router.presets import ModelPreset
 from headstart.structures.system import kill_group, own_group
 
 TENANT_HEADER = "X-Headstart-Tenant"
-LONGEST_LINE = 2**20  # bytes
 
 
 class ChildProcess:
@@ -79,7 +78,7 @@ class ChildProcess:
                 raise
         if self._ending is not None:  # it was called before there was a process
             self._ending()
-        reader, writer = await asyncio.open_connection(sock=ours, limit=LONGEST_LINE)
+        reader, writer = await asyncio.open_connection(sock=ours)
         assert process.stdout is not None
         reading = asyncio.gather(self._listen(reader), self._pass_on(process.stdout))
         try:
@@ -98,7 +97,6 @@ class ChildProcess:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            limit=LONGEST_LINE,
             env={**self._preset.environment, **own},
             **own_group(number),  # Ctrl-C is for the router, which ends its children in order
         )
@@ -122,7 +120,7 @@ class ChildProcess:
         """Write its log, with its name before each line."""
         prefix = f"[{self._preset.name}] " if self._preset.name else ""
         while not output.at_eof():
-            with contextlib.suppress(ValueError):  # longer than LONGEST_LINE, and left out
+            with contextlib.suppress(ValueError):  # longer than 64 KiB, and left out
                 line = await output.readline()
                 with contextlib.suppress(OSError):  # a full disk must not stop the child's output
                     sys.stderr.write(prefix + line.decode("utf-8", "replace") if line else "")

@@ -191,5 +191,3 @@ def test_the_beginning_of_a_text_beyond_the_capacity_is_kept():
     blocks = block_hashes(bytes(range(100)))
     known.add(blocks)
     assert known.match(blocks) == 50
-    known.clear()
-    assert (known.match(blocks), known.num_bytes) == (0, 0)

@@ -87,17 +87,13 @@ async def test_a_child_goes_on_where_the_routers_log_cannot_be_written(run, monk
     assert await asyncio.wait_for(heard.code, 20) == -15
 
 
-async def test_a_child_goes_on_after_a_line_that_is_too_long_to_be_logged(run, capfd, monkeypatch):
-    monkeypatch.setattr(child, "LONGEST_LINE", 1000)
+async def test_a_child_goes_on_after_a_line_that_is_too_long_to_be_logged(run, capfd):
     _, heard = run(HELLO + "print('x' * 300_000, flush=True); print('after'); sys.exit(4)")
     assert await asyncio.wait_for(heard.code, 20) == 4
     assert "[m] after" in capfd.readouterr().err
 
 
-async def test_a_child_whose_report_is_unreadable_is_ended_and_nobody_waits_for_it(
-    run, monkeypatch
-) -> None:
-    monkeypatch.setattr(child, "LONGEST_LINE", 1000)
+async def test_a_child_whose_report_is_unreadable_is_ended_and_nobody_waits_for_it(run) -> None:
     _, heard = run(HELLO + "parent.tell('loaded', url='x' * 300_000); time.sleep(60)")
     assert await asyncio.wait_for(heard.code, 20) == -9
     assert "unreadable" in heard.states[0]["message"]
