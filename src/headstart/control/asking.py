@@ -28,12 +28,8 @@ class AskingBudget:
         """Whether to ask for `num_slots` slots in this step; call it once per step."""
         if self.savings >= 0.0 or self.gain >= self.cost:
             return True
-        self.wait(num_slots)
-        return False
-
-    def wait(self, num_slots: int) -> None:
-        """Accrue budget for the slots of a step."""
         self.savings += num_slots * TRIAL_SHARE * self.slot_ms
+        return False
 
     def earned(self, milliseconds: Sequence[float], slot_ms: float) -> None:
         """Credit the expected savings (`milliseconds`) of its drafts, one per slot. `slot_ms`:
@@ -46,8 +42,7 @@ class AskingBudget:
             self.savings -= sum([max(0.0, cost - saved) for saved in milliseconds])
         self.is_new, self.slot_ms = not self.slot_ms, slot_ms
         self.gain += FAST * (sum(milliseconds) / num - self.gain)
-        self.wait(num)
-        self.savings = min(self.savings, MOST_TRIALS * cost)
+        self.savings = min(self.savings + num * TRIAL_SHARE * slot_ms, MOST_TRIALS * cost)
 
     def took(self, milliseconds: float) -> None:
         """Update the cost of asking for one slot."""

@@ -117,14 +117,9 @@ class Budget:
 
         return max(range(len(survivals)), key=worth)
 
-    def assign_rows(self, plan: StepPlan, sunk_ms: float = 0.0) -> None:
+    def assign_rows(self, plan: StepPlan) -> None:
         """Write into the plan how many draft tokens each answer verifies, what that saves, and
         padding rows if a wider step takes less time. O(n log n) in draft tokens.
-
-        Args:
-            plan: the batch so far.
-            sunk_ms: time already spent on these drafts, without probes; lowers the speedup, not
-                this plan.
         """
         step = plan.step
         assert step is not None
@@ -161,14 +156,18 @@ class Budget:
                     gained += tokens
                     answer.saved_ms = token_ms * tokens - row_ms * length
         if not num_fixed:  # fixed lengths say nothing about the speedup
-            time = 1.0 + (extra_ms + sunk_ms) / curve[step.num_slots]
+            for call in plan.calls:
+                if call.is_model and not call.is_probe:  # probes are paid from their own budget
+                    extra_ms += call.milliseconds
+            time = 1.0 + extra_ms / curve[step.num_slots]
             self._tokens += SLOW * (1.0 + gained / step.num_slots - self._tokens)
             self._time += SLOW * (time - self._time)
-        rows = step.num_base_rows + num_given
-        padding = 0 if is_bare else self._padding(rows, step)
-        if rows + padding == step.num_slots:
+        rows = base + num_given
+        if step.can_pad and not is_bare:
+            width = min(self._cost.width(rows, step.context), step.max_rows)
+            plan.num_padding = max(0, width - rows)
+        if rows + plan.num_padding == step.num_slots:
             self._num_unseen = 0
-        plan.num_padding = padding
         for answer, length in zip(plan.answers, given, strict=True):
             answer.num_verified = length
 
@@ -207,12 +206,6 @@ class Budget:
             lost += bare_ms / self.plain_ms(step) - 1.0
         self._num_unseen += 1
         return self._num_unseen * TRIAL_SHARE > max(lost, MARGIN)
-
-    def _padding(self, num_rows: int, step: Step) -> int:
-        """Padding rows to add to `num_rows` because that is faster."""
-        if not step.can_pad:
-            return 0
-        return max(0, min(self._cost.width(num_rows, step.context), step.max_rows) - num_rows)
 
     def _by_rows(
         self, survivals: Sequence[Sequence[float]], given: Sequence[int], left: int, step: Step

@@ -65,12 +65,7 @@ class Controller:
         """Write into the plan how many draft tokens each answer verifies (all 0: none in this
         step), what each saves, and padding rows if a wider step takes less time.
         """
-        assert plan.step is not None
-        sunk_ms = 0.0
-        for call in plan.calls:
-            if call.is_model and not call.is_probe:  # probes are paid from their own budget
-                sunk_ms += call.milliseconds
-        self._budget.assign_rows(plan, sunk_ms)
+        self._budget.assign_rows(plan)
 
     def read(self, record: StepRecord) -> None:
         """Update all estimates from a step: costs, and the fate of all offers so far."""

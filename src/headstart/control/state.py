@@ -72,7 +72,6 @@ class StateFile:
         if not replaces_others and self.path.exists() and not _is_ours(self.path):
             reason = "it is not what headstart writes and would be replaced"
             raise OSError(errno.EINVAL, reason, str(self.path))
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         for place in (self.path, self.path.resolve().parent):
             if place.exists() and not os.access(place, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
@@ -104,8 +103,7 @@ def _read(path: Path) -> dict[str, Any]:
         file = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
-    version = file.get("version") if isinstance(file, dict) else None
-    if version != VERSION:
+    if (version := file["version"]) != VERSION:
         raise ValueError(
             f"its version is {version!r} but this server reads version {VERSION}; control starts "
             "over"
