@@ -36,6 +36,11 @@ class Progress:
         own = weakref.ref(self)
         threading.Thread(target=_repeat, args=(own,), name="progress", daemon=True).start()
 
+    def begin(self, name: str, far: str) -> None:
+        """Add a task."""
+        with self._lock:
+            self._works.setdefault(name, (self._clock(), far))
+
     def tell(self, works: Mapping[str, str]) -> None:
         """Set all current tasks and their progress; removes the line if there are none."""
         now = self._clock()

@@ -33,7 +33,7 @@ from headstart.types.request import (
     is_last,
 )
 from headstart.worker.pipes import COMMAND_SECONDS, Cancel, Command, Message, Stop
-from headstart.worker.request_log import PromptLog
+from headstart.worker.request_log import log_begin, tell_prompts
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class _EventSender:
     ) -> None:
         self._scheduler, self._send, self._clock = scheduler, send, clock
         self._last_report = 0.0
-        self.prompts = PromptLog(Progress(clock))
+        self.progress = Progress(clock)
 
     def deliver(self) -> None:
         """Send the scheduler's events."""
@@ -88,7 +88,7 @@ class _EventSender:
         if events or is_due:
             report = make_report(self._scheduler) if is_due else None
             if report is not None:
-                self.prompts.note(report.slots)
+                tell_prompts(report.slots, self.progress)
             self._send(Message(events, report))
 
 
@@ -150,7 +150,7 @@ def run_loop(
                 scheduler.cache.offloading.finish()
                 wait(filter(None, [scheduler.slot_actions.file]), SLOT_SECONDS)
                 return
-            _obey(scheduler, command, send, sender.prompts)
+            _obey(scheduler, command, send, sender.progress)
         if has_work := scheduler.has_work:
             writer.note(clock())
             save_at = clock() + SAVE_SECONDS if save_at is None else save_at
@@ -178,7 +178,7 @@ def _obey(
     scheduler: Scheduler,
     command: Work | Cancel,
     send: Callable[[Message], None],
-    prompts: PromptLog,
+    progress: Progress,
 ) -> None:
     if isinstance(command, Cancel):
         for one in (scheduler, scheduler.embeddings, scheduler.media):
@@ -202,7 +202,7 @@ def _obey(
             scheduler.media.ask(command)
         else:
             scheduler.submit(command)
-            prompts.begin(command)
+            log_begin(command, progress)
     except (RequestError, CapacityError, EngineError) as error:
         send(Message([error_event(command.request_id, error)]))
 

@@ -13,28 +13,22 @@ from headstart.types.speculation_stats import SpeculationStats
 log = logging.getLogger(__name__)
 
 
-class PromptLog:
-    """Logs the progress of long prompts, from reports on slots."""
+def log_begin(request: Request, progress: Progress) -> None:
+    """Log a request that was accepted: its first step may take long."""
+    num_prompt = len(request.prompt)
+    log.info("request %s: begins with %d prompt tokens", request.request_id, num_prompt)
+    progress.begin(f"request {request.request_id}", f"prompt, 0 of {num_prompt} tokens")
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._reading: dict[str, str] = {}
 
-    def begin(self, request: Request) -> None:
-        """Log a request that was accepted: its first step may take long."""
-        num_prompt = len(request.prompt)
-        log.info("request %s: begins with %d prompt tokens", request.request_id, num_prompt)
-        self._reading |= {f"request {request.request_id}": f"prompt, 0 of {num_prompt} tokens"}
-        self._progress.tell(self._reading)
-
-    def note(self, slots: Iterable[SlotReport]) -> None:
-        """Update the progress from all slots."""
-        self._reading = {
+def tell_prompts(slots: Iterable[SlotReport], progress: Progress) -> None:
+    """Update the progress of long prompts, from reports on all slots."""
+    progress.tell(
+        {
             f"request {one.request_id}": f"prompt, {one.num_processed} of {one.num_prompt} tokens"
             for one in slots
             if one.is_processing and one.num_processed < one.num_prompt
         }
-        self._progress.tell(self._reading)
+    )
 
 
 def log_request(request_id: str, stats: RequestStats, reason: str) -> None:

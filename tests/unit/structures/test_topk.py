@@ -16,7 +16,7 @@ from headstart.structures.progress import Progress
 from headstart.structures.topk import top_k
 from headstart.types.report import SlotReport
 from headstart.types.request import Request
-from headstart.worker.request_log import PromptLog
+from headstart.worker.request_log import log_begin, tell_prompts
 
 # short, in columns, with a rest, with tall columns
 SIZES = [1, 7, 64, 4095, 4096, 4097, 32_000, 65_537, 152_001]
@@ -141,8 +141,7 @@ def test_a_long_prompt_is_in_the_log_also_while_a_step_takes_long(caplog) -> Non
     caplog.set_level(logging.INFO)
     clock = Clock()
     progress = Progress(clock)
-    prompts = PromptLog(progress)
-    prompts.begin(Request(request_id="r", prompt=list(range(12_000))))
+    log_begin(Request(request_id="r", prompt=list(range(12_000))), progress)
     slot = SlotReport(
         slot_id=0, request_id="r", is_processing=True, num_prompt=12_000, num_processed=1000
     )
@@ -155,7 +154,7 @@ def test_a_long_prompt_is_in_the_log_also_while_a_step_takes_long(caplog) -> Non
         (9.0, (replace(slot, num_processed=12_000),)),
     ):
         if slots is not None:
-            prompts.note(slots)
+            tell_prompts(slots, progress)
         progress.show()
     assert caplog.messages == [
         "request r: begins with 12000 prompt tokens",
