@@ -152,7 +152,7 @@ def watch() -> None:
         ("command", loop, "_obey"),
         ("report", loop, "make_report"),
         ("save", Drafting, "save"),
-        ("write", loop._PromptWriter, "go_on"),
+        ("write", loop, "write_idle"),
         *((method, Scheduler, method) for method in ("plan", "commit", "read")),
     ):
         setattr(kind, method, dog.piece(name, getattr(kind, method)))

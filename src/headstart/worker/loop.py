@@ -44,28 +44,6 @@ SAVE_SECONDS = 60.0  # after a first step until control's state is saved
 SLOT_SECONDS = 15.0  # of a stop, for the slot file that is being written
 
 
-class _PromptWriter:
-    """Writes idle prompts to disk, one at a time, once the engine has been idle for a while, so
-    that no request waits for the copy.
-    """
-
-    def __init__(self, offloading: Offloading) -> None:
-        self._offloading = offloading
-        self.due: float | None = None  # time of the next write if no work comes
-
-    def note(self, now: float) -> None:
-        """Restart the idle time after work."""
-        self.due = now + IDLE_SECONDS if self._offloading.disk else None
-
-    def go_on(self, now: float) -> None:
-        """Write a prompt if the engine was idle long enough."""
-        if self.due is not None and now >= self.due:
-            disk = self._offloading.disk
-            self.due = now + PAUSE_SECONDS if self._offloading.write_next() else None
-            if self.due is None and disk is not None and (disk.waiting or disk.failure):
-                self.note(now)  # its queue may be full, and the disk may have room later
-
-
 class _EventSender:
     """Sends events, and a report if one is due or a request ended."""
 
@@ -108,11 +86,12 @@ def run_loop(
             (None: forever).
         send: sends a message; must not block for long.
     """
-    sender, writer = _EventSender(scheduler, send, clock), _PromptWriter(scheduler.cache.offloading)
+    sender, offloading = _EventSender(scheduler, send, clock), scheduler.cache.offloading
     save_at: float | None = None  # None: nothing was learned since the last save
+    write_at: float | None = None  # an idle prompt, to the disk
     scheduler.deliver = sender.deliver
-    if (disk := scheduler.cache.offloading.disk) is not None:
-        wait([disk.begin()], WAIT_SECONDS)  # enough for a hundred files, to be counted
+    if offloading.disk is not None:
+        wait([offloading.disk.begin()], WAIT_SECONDS)  # enough for a hundred files, to be counted
     send(Message(report=make_report(scheduler)))
     scheduler.compiling.compiler.prepare()
     commands = deque[Command]()
@@ -134,10 +113,10 @@ def run_loop(
                     warm_up.go_on(is_wanted)
                     send(Message(report=make_report(scheduler)))
             else:
-                due = [at for at in (save_at, writer.due) if at is not None]
+                due = [at for at in (save_at, write_at) if at is not None]
                 commands += receive(max(0.0, min(due) - clock()) if due else None)
-                if not commands:
-                    writer.go_on(clock())
+                if not commands and write_at is not None and clock() >= write_at:
+                    write_at = write_idle(offloading, clock())
         if commands:
             is_cold = warm_up is not None and not warm_up.is_done
         until = clock() + COMMAND_SECONDS
@@ -147,12 +126,12 @@ def run_loop(
                 scheduler.finish()
                 scheduler.drafting.save()
                 scheduler.drafting.close()
-                scheduler.cache.offloading.finish()
+                offloading.finish()
                 wait(filter(None, [scheduler.slot_actions.file]), SLOT_SECONDS)
                 return
             _obey(scheduler, command, send, sender.progress)
         if has_work := scheduler.has_work:
-            writer.note(clock())
+            write_at = clock() + IDLE_SECONDS if offloading.disk else None
             save_at = clock() + SAVE_SECONDS if save_at is None else save_at
         scheduler.step()
         if scheduler.embeddings:
@@ -167,6 +146,18 @@ def run_loop(
         if save_at is not None and clock() >= save_at:
             scheduler.drafting.save()
             save_at = None
+
+
+def write_idle(offloading: Offloading, now: float) -> float | None:
+    """Write one idle prompt to the disk, for whose copy no request waits; returns when the next one
+    is due if no work comes.
+    """
+    if offloading.write_next():
+        return now + PAUSE_SECONDS
+    disk = offloading.disk
+    # its queue may be full, and the disk may have room later
+    is_late = disk is not None and bool(disk.waiting or disk.failure)
+    return now + IDLE_SECONDS if is_late else None
 
 
 def _has_work(scheduler: Scheduler) -> bool:

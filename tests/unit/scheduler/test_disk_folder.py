@@ -45,7 +45,7 @@ from headstart.structures.prompt_files import (
     root_of,
     write_prompt,
 )
-from headstart.worker.loop import _PromptWriter, run_loop
+from headstart.worker.loop import run_loop, write_idle
 from headstart.worker.pipes import Stop
 
 
@@ -248,16 +248,14 @@ def test_all_that_is_held_is_written_though_the_queue_is_full_at_times(tmp_path,
 
     monkeypatch.setattr(disk_cache, "write_prompt", write_later)
     scheduler = held(tmp_path, monkeypatch)
-    writer = _PromptWriter(scheduler.cache.offloading)
-    writer.note(0.0)
-    assert writer.due is not None
+    due: float | None = 0.0
     for _ in range(5):
-        writer.go_on(writer.due)
-        assert writer.due is not None
+        assert due is not None
+        due = write_idle(scheduler.cache.offloading, due)
     goes_on.set()
-    while writer.due is not None:
+    while due is not None:
         settled(scheduler.cache.offloading.disk)
-        writer.go_on(writer.due)
+        due = write_idle(scheduler.cache.offloading, due)
     assert texts(tmp_path) == 3
 
 

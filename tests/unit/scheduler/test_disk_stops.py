@@ -36,7 +36,7 @@ from headstart.scheduler.disk_cache import DiskCache
 from headstart.scheduler.prompt_store import StoredBlock, StoredPrompt
 from headstart.structures.prompt_files import read_prompt, write_prompt
 from headstart.types import CacheKind
-from headstart.worker.loop import _PromptWriter
+from headstart.worker.loop import write_idle
 
 
 class Disk:
@@ -69,19 +69,18 @@ def test_the_prompt_of_an_answer_that_a_stop_cuts_off_is_written(tmp_path: Path)
 def test_idle_prompts_are_written_once_a_full_disk_has_room(tmp_path: Path, full: Disk) -> None:
     scheduler = started(tmp_path)
     ask(scheduler, conversation(1))
-    writer = _PromptWriter(scheduler.cache.offloading)
-    writer.note(0.0)
+    due: float | None = 0.0
     for _ in range(3):
-        assert writer.due is not None
-        writer.go_on(writer.due)
+        assert due is not None
+        due = write_idle(scheduler.cache.offloading, due)
         disk = settled(scheduler.cache.offloading.disk)
     full.is_full, disk.retry_at = False, 0.0
     for _ in range(2):
-        assert writer.due is not None
-        writer.go_on(writer.due)
+        assert due is not None
+        due = write_idle(scheduler.cache.offloading, due)
         settled(disk)
     assert texts(tmp_path) == 1
-    assert writer.due is None
+    assert due is None
 
 
 @pytest.mark.parametrize("cache_kind", [CacheKind.CUT, CacheKind.ROLLBACK])
