@@ -28,6 +28,9 @@ Array = NDArray[np.float64]
 
 LIMITS = np.array((0.0, 0.3, 0.5, 0.7, 0.85))
 REQUEST_FADE = 0.9  # of a request's counts, per step
+# probabilities by limit and kind, the second relative to acceptance: without further data, a higher
+# limit is assumed to drop worse tokens first
+_PRIOR = np.stack((1.0 - 0.5 * LIMITS, 1.0 - 0.3 * LIMITS**2), axis=1)[:, None, :]
 
 
 class Profile:
@@ -127,9 +130,7 @@ class DraftHistory:
 
     def rates(self, numbers: Sequence[int], acceptance: float) -> Array:
         """Rates by request, limit, place and kind; `acceptance` is that of an average token."""
-        # a higher limit is assumed to drop worse tokens first
-        prior = np.stack((1.0 - 0.5 * LIMITS, acceptance * (1.0 - 0.3 * LIMITS**2)), axis=1)
-        everyone = self._profile.rates(prior[:, None, :])
+        everyone = self._profile.rates(_PRIOR * (1.0, acceptance))
         requests = map(self.requests.get, numbers)
         return np.array([everyone if one is None else one.rates(everyone) for one in requests])
 
