@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,8 @@ from headstart.scheduler.scheduler import Scheduler
 from headstart.types.errors import EngineError
 from headstart.types.media import MediaQuestion
 from headstart.types.request import EmbeddingRequest, ErrorEvent, Event, ReplyEvent, Request
+
+THREADS = Path("/proc/self/task")
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +69,28 @@ def test_an_image_whose_clients_left_is_not_encoded_unless_another_waits_for_it(
     media._thread.submit(int).result()
     is_encoded = [chunk._embeddings is not None for chunk in chunks]
     assert is_encoded == [True, True, False, False]
+
+
+def num_helpers() -> int:
+    """Threads of this process that are not Python's."""
+    return len([*THREADS.iterdir()]) - threading.active_count()
+
+
+@pytest.mark.skipif(not THREADS.exists(), reason="threads are counted as Linux tells them")
+def test_computing_an_image_leaves_no_threads_for_which_later_steps_would_wait(
+    files: Models,
+) -> None:
+    engine = replace(Setting("off", 0).config().engine, threads=2)
+    scheduler = open_scheduler(files, engine=engine)
+    play(scheduler, [Request(request_id="text", prompt=BYTES[:9], max_tokens=2)])
+    before = num_helpers()
+    assert before > 0, "steps have some"
+    play(scheduler, [ask(scheduler, "image", BYTES[:9], picture(7), BYTES, max_tokens=2)])
+    for _ in range(100):  # they end by themselves
+        if num_helpers() <= before:
+            break
+        time.sleep(0.01)
+    assert num_helpers() <= before
 
 
 def test_who_found_an_image_in_the_cache_takes_its_encoding_from_nobody(files: Models) -> None:

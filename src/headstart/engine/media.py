@@ -123,7 +123,11 @@ class LlamaChunk:
 
     def encode(self, context: Any, width: int) -> NDArray[np.float32]:
         """Compute the embeddings; the pixels are freed afterwards."""
-        if api.mtmd_encode_chunk(context, self._pointer) != 0:
+        # A thread of its own: OpenMP keeps the helpers of every thread that computed. With more of
+        # them than cores those of decodes fall asleep, and all later steps take 1.7 times as long.
+        with ThreadPoolExecutor(1) as thread:
+            status = thread.submit(api.mtmd_encode_chunk, context, self._pointer).result()
+        if status != 0:
             raise library.libllama_error(EngineError, "a file could not be encoded")
         size = self.num_cells * width
         found = np.ctypeslib.as_array(api.mtmd_get_output_embd(context), (size,)).copy()
