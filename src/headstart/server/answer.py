@@ -89,7 +89,7 @@ async def _kept(http: HttpRequest, prepare: Callable[[], Dialect], conversation:
     """A streamed answer that continues when its client leaves.
 
     Raises:
-        ApiError: it was stopped before it began.
+        RequestError: it was stopped before it began.
     """
     service, tenant = service_of(http), caller_of(http.scope).tenant
     streams: KeptStreams = http.app.state.streams

@@ -44,11 +44,6 @@ ANSWERS = (
     (404, "not_found_error", "no such path or model"),
     (405, "invalid_request_error", "the path takes another method; `Allow` names it"),
     (408, "invalid_request_error", "the request did not come in time"),
-    (
-        409,
-        "invalid_request_error",
-        "DELETE `/v1/stream`, or the next request with its `X-Conversation-Id`, stopped it early",
-    ),
     (413, "invalid_request_error", "the body is larger than `--max-body-mb`"),
     (415, "invalid_request_error", "a browser's body that is neither JSON nor a sound's form"),
     (431, "invalid_request_error", "the head of the request is larger than 64 KiB"),

@@ -141,13 +141,13 @@ class KeptStreams:
         """A new stream; forgotten unless its answer begins in this context.
 
         Raises:
-            ApiError: it was stopped before.
+            RequestError: it was stopped before.
         """
         stream = self.begin(tenant, conversation_id)
         try:
             yield stream
         except ClientDisconnect as error:
-            raise ApiError(409, "this answer was stopped before it began") from error
+            raise RequestError("this answer was stopped before it began") from error
         finally:
             if not stream.has_begun and self.find(tenant, conversation_id) is stream:
                 self.stop(tenant, conversation_id)

@@ -131,7 +131,7 @@ class Forward:
         """Pass on a request whose answer, if it is a stream, continues without its client.
 
         Raises:
-            ApiError: the stream was stopped before it began.
+            RequestError: the stream was stopped before it began.
             CapacityError: too many wait, perhaps without a client.
         """
         tenant, waiting = caller_of(http.scope).tenant, self._num_waiting
