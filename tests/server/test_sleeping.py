@@ -204,7 +204,7 @@ def test_the_next_request_of_a_conversation_ends_the_last_one_and_no_other():
         last = pool.submit(ask, client)
         worker.started.get(timeout=60)
         following = pool.submit(ask, client)
-        assert "stopped" in error_of(last.result(60), 400)
+        assert "cancelled" in error_of(last.result(60), 400)
         worker.started.get(timeout=60)
         worker.go_on()
         assert text_of(following.result(60)) == "one"
@@ -230,7 +230,7 @@ def test_an_answer_can_be_stopped_while_its_prompt_is_still_read(monkeypatch):
         assert len(client.post("/v1/streams/lookup", json=named).json()) == 1
         assert client.delete("/v1/stream", params={"conv_id": "x"}).status_code == 204
         may_read.set()
-        assert "stopped" in error_of(asked.result(60), 400)
+        assert "cancelled" in error_of(asked.result(60), 400)
     assert worker.requests == []
 
 

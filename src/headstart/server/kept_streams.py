@@ -147,7 +147,7 @@ class KeptStreams:
         try:
             yield stream
         except ClientDisconnect as error:
-            raise RequestError("this answer was stopped before it began") from error
+            raise RequestError("this answer was cancelled before it began") from error
         finally:
             if not stream.has_begun and self.find(tenant, conversation_id) is stream:
                 self.stop(tenant, conversation_id)

@@ -90,7 +90,7 @@ async def test_the_stream_of_a_conversation_is_kept_from_before_its_model_is_loa
         while not routed.children.log:
             await asyncio.sleep(0.01)
         assert (await client.delete(stream)).status_code == 204
-        assert "stopped before it began" in (await waiting).json()["error"]["message"]
+        assert "cancelled before it began" in (await waiting).json()["error"]["message"]
         assert (await client.get(stream)).status_code == 404
         with pytest.raises(httpx2.TimeoutException):  # a client that leaves while it loads
             await client.post("/v1/wait", json=ask, headers=name, timeout=0.2)
