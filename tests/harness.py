@@ -174,6 +174,7 @@ class Answer:
         assert self.error is None
         if isinstance(event, TokenEvent):
             assert len(event.sources) == len(event.tokens)
+            assert event.slot_id >= 0
             self.tokens += event.tokens
             self.text += event.text
             self.sources += event.sources

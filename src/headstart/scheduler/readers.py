@@ -169,7 +169,7 @@ class StepOutcomes:
         if has_run:
             self._counters.add_request(stats)
         if end.rest:
-            self._events.append(TokenEvent(request_id, (), end.rest, ()))
+            self._events.append(TokenEvent(request_id, (), end.rest, (), slot_id=stats.slot_id))
         word = sequence.stop.found.decode("utf-8", "replace") if ending.reason == "word" else ""
         is_truncated = ending.is_truncated or sequence.num_dropped > 0
         return FinishEvent(request_id, ending.reason, stats, word, is_truncated)
