@@ -172,7 +172,7 @@ class Budget:
             answer.num_verified = length
 
     def handicap(self, step: Step) -> float:
-        """Tokens that a draft model's draft must earn to break even."""
+        """Tokens that a draft model's draft loses to copies of a state that cannot be truncated."""
         if self.copy_ms is None:
             return 0.0
         survival = [0.5] * 3  # a typical draft, as there is none yet

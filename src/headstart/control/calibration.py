@@ -1,4 +1,4 @@
-"""Acceptance, the first of control's three instruments: calibrates speculators' scores.
+"""Acceptance, the first of control's three parts: calibrates speculators' scores.
 
 In: a draft's scores. Out: for each of its tokens the probability that it and all before it are
 accepted (survival), in tokens. Learned from offers, each compared with the text as it appears,
@@ -164,7 +164,7 @@ class TokenOdds:
 
 
 Known = tuple[LabelCounts, RequestBias, TokenOdds]
-"""For all requests, for one, and by token."""
+"""Counts of all requests, the shift of one, and the odds by token."""
 
 
 class Calibration:

@@ -1,7 +1,7 @@
 """Decides how many tokens to draft, for which slots, by which speculator; used by the scheduler.
 
 Pure arithmetic: no clock, no model, no randomness; the caller measures, control decides. Three
-instruments, in milliseconds and tokens:
+parts, in milliseconds and tokens:
 
 - acceptance (`calibration`): the probability that a draft token is accepted;
 - cost (`cost`): the time of a target step by its rows, and of a draft model's calls;
@@ -47,14 +47,14 @@ class Controller:
         self._budget = Budget(self._cost)
         self._model_planner = ModelDraftPlanner(self._cost, self._budget, self._calibration)
         self._asking: dict[str, AskingBudget] = {}  # by text speculator
-        # calls passed on to one instrument
+        # methods of one part
         self.survival = self._calibration.survival
         self.trust_scores = self._calibration.trust_scores
         self.best, self.knows_costs = self._budget.best, self._cost.is_known
         self.learn_costs = self._cost.calibrate
         self.learn_draft_costs = self._model_planner.calibrate
         self.may_ask_model_now = self._model_planner.may_ask_now
-        self.grant = self._model_planner.plan
+        self.grant = self._model_planner.grant
 
     def may_ask_now(self, speculator: str, num_slots: int) -> bool:
         """Whether to ask a text speculator for `num_slots` answers; call it once per step."""

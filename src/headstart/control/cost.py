@@ -1,4 +1,4 @@
-"""Cost, the second of control's three instruments: the time of a target step and of a draft model.
+"""Cost, the second of control's three parts: the time of a target step and of a draft model.
 
 In: rows of the batch and context. Out: milliseconds. Learned from every decode, and at the first
 start from a warm-up.

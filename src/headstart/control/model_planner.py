@@ -56,7 +56,7 @@ class ModelDraftPlanner:
         self.drafters: defaultdict[str, ModelState] = defaultdict(ModelState)  # by speculator
         self._answer = 128.0  # mean length of an answer, in tokens
 
-    def plan(self, asked: Mapping[str, Sequence[AskedAnswer]], step: Step) -> None:
+    def grant(self, asked: Mapping[str, Sequence[AskedAnswer]], step: Step) -> None:
         """Write into the answers, by model, which of them drafts for which, and how far.
 
         A later model takes over a slot only if its expected net gain exceeds that of the earlier

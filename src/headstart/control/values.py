@@ -47,7 +47,7 @@ class Step:
     context: int  # tokens in the cache that a row attends to, mean over the slots
     max_rows: int = 2048  # maximum rows per decode
     max_outputs: int = 2048  # maximum rows with logits per decode
-    can_pad: bool = False  # rows without a purpose may be added
+    can_pad: bool = False  # padding rows may be added
     # the target computes as many rows for every slot as for that with the longest draft, and no
     # prompts in the same step
     is_even: bool = False
@@ -78,7 +78,7 @@ class AskedAnswer:
     num_left: int = NO_LIMIT  # most tokens still to come
     fixed_confidence: float | None = None  # the user's p_min with a length set by hand; None: auto
     recent: int | None = None  # like `catch_up`, if it skips the middle; None: it cannot
-    # set by `ModelDraftPlanner.plan`
+    # set by `ModelDraftPlanner.grant`
     num_granted: int = 0  # tokens it may draft; 0: it is not called
     min_confidence: float = 0.0
     skips: bool = False  # skips the middle of the text
