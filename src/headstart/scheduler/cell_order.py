@@ -12,8 +12,8 @@ A turn lasts until its request has emitted TURN tokens, or an eighth of all cell
 since up to all cells are decoded again for it. If it ends earlier its tenant goes on with the next
 one until as many steps have passed. The first running request has the first turn. Then comes the
 tenant that waits longest, for cells or since its last turn, with its request that waits longest.
-So a request has a turn after at most n (k + 1) others, if n tenants wait when it begins to, and k
-requests of its own tenant do for longer, whatever comes later.
+So a request that begins to wait when n tenants and k requests of its own tenant do has a turn after
+at most n (k + 1) others, however many come later.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class CellOrder:
     """The order, and whose turn it is."""
 
     def __init__(self, num_cells: int, tenants: Tenants) -> None:
-        # has the turn; its number: held here, it would stay in memory after its end
+        # number of the request that has the turn: a reference would keep it in memory
         self.first: int | None = None
         self._tenants = tenants
         self._turn = max(TURN, num_cells // 8)
@@ -96,8 +96,8 @@ class CellOrder:
                 sequence.held_since = now
 
     def _fits(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
-        """Whether there is room beside those before it. Shared cells count once per request, so it
-        may wait too long, but not with the turn.
+        """Whether there is room beside those before it. Cells count once for each request that
+        shares them, so it may wait although there is room, but not in its turn.
         """
         order = self._sorted([*running, sequence])
         before = order[: order.index(sequence)]
@@ -116,6 +116,6 @@ class CellOrder:
         return sorted(places, key=places.__getitem__)
 
     def _waits_since(self, sequence: Sequence) -> tuple[float, float]:
-        """When its tenant began to wait for a turn, if this is its next request, and itself."""
+        """When both its tenant and it had begun to wait for a turn; and when it had."""
         since = sequence.held_since or 0.0
         return max(since, self._last_turns.get(sequence.tenant, since)), since

@@ -213,7 +213,7 @@ class ConstraintQueue:
                 "others are compiled before it; try again later"
             )
         error, legality = compiling.exception(), sequence.legality
-        if not (error is None or isinstance(error, RequestError)):  # another time it may be
+        if not (error is None or isinstance(error, RequestError)):  # it may work next time
             self.compiler.forget(constraint)
         if error is None:
             if legality is not None:

@@ -246,7 +246,7 @@ class DiskCache:
         return made
 
     def _drop_shorter(self, prompt: StoredPrompt) -> None:
-        """Remove ends of texts that this one continues, even if without their answer."""
+        """Remove the last files of texts that this one continues, with their answer or without."""
         parent, start = root_of(prompt.namespace), 0
         for block in prompt.blocks:
             for length, (_, file) in self.index.matches(parent, start, prompt.tokens).items():

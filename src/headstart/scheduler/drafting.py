@@ -139,7 +139,7 @@ class Drafting:
             self._reading_ms = 1000.0 * (self._clock() - started)
 
     def _tell(self, work: Callable[..., None], *what: Any) -> None:
-        """Do what control takes part in, unless it has failed: a request must not fail for it."""
+        """Do work that uses control, unless it has failed; its errors end drafts, not requests."""
         if not self.failure:
             try:
                 work(*what)
@@ -325,7 +325,7 @@ def _is_fixed(answer: SequencePlan) -> bool:
 
 
 def _is_always_asked(answer: SequencePlan) -> bool:
-    """Whether it is drafted for whatever control expects: by hand, or by a constraint."""
+    """Whether it may have drafts that control did not ask for: of fixed length, or forced."""
     return _is_fixed(answer) or answer.sequence.legality is not None
 
 

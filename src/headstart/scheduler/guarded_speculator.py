@@ -43,7 +43,7 @@ def _data(state: Any) -> bytes | bytearray | None:
     raise TypeError(f"save_sequence returned {state!r:.60} but must return bytes, or None")
 
 
-# What is made of a call's result, if anything.
+# Checks and converts the results of these calls.
 _READERS: dict[str, Callable[[Any], Any]] = {
     "num_catch_up": _count,
     "num_recent": lambda number: None if number is None else _count(number),

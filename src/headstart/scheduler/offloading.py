@@ -33,7 +33,7 @@ BLOCK = 64  # tokens: 1 MiB of a small model, 8 of one with 8 B
 # time for copies in a step, or this share of the last step; a block once started is finished. It
 # counts from the first copy: finding what to copy is O(context), and may take all of it
 STEP_SECONDS, STEP_SHARE = 0.003, 0.04
-# patience with the disk: requests go on after this, and a server that writes prompts at a stop ends
+# longest wait for the disk: of a request, and of a server that stops
 PATIENCE_SECONDS = 5.0
 # minimum for a prompt to be kept, restored or waited for, and of tokens still to come for idle ones
 # to be set aside
@@ -46,7 +46,7 @@ _NOTHING.set_result(None)
 
 
 class Offloading:
-    """The prompt store of a scheduler. Keeps nothing if the store's size is 0."""
+    """Moves the prompts of a scheduler. Keeps none if the store's size is 0."""
 
     def __init__(
         self,

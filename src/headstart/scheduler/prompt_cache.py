@@ -49,7 +49,7 @@ class PromptCache:
         self._controls = [*filter(vocab.is_control, ids)]
 
     def waits(self, sequence: Sequence) -> bool:
-        """Whether the requested slot is in use; the requests behind it go first."""
+        """Whether the slot that the request names is in use; requests behind it go first then."""
         wished = sequence.request.slot_id
         return wished is not None and self.cells[wished].user is not None
 
@@ -64,7 +64,7 @@ class PromptCache:
         return self._bring_back(sequence, self._find(sequence), cells)
 
     def _find(self, sequence: Sequence) -> Placement:
-        """Find free cells with as much of the request's text as possible; there are some.
+        """Choose the free cells with most of the request's text; at least one is free.
 
         Cells that hold this conversation are continued; if none are empty, also those of another
         one that mostly begins alike. Otherwise the least recently used cells are emptied and share

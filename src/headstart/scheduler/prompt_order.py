@@ -165,7 +165,7 @@ class PromptOrder:
 class _Reader:
     """A tenant with prompts in prefill, while one of them is the oldest."""
 
-    oldest: int  # its number: held here, it would stay in memory after its end
+    oldest: int  # number of that one: a reference would keep it in memory
     waited: float = 0.0  # milliseconds since it had rows
     num_owed: int = 0  # rows read of other prompts, minus those of the oldest
     is_oldest_first: bool = False

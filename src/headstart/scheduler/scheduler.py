@@ -52,7 +52,7 @@ _NO_LOGITS: Logits = np.empty((0, 0), np.float32)
 class Scheduler:
     """Runs requests on the cells of one engine; not thread-safe.
 
-    `step()` returns what it did; events go out through `take_events()`. It knows no listeners.
+    `step()` returns what it did. `deliver`, set by the owner, sends the events of `take_events()`.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Scheduler:
             self.detach(sequence, ending)
 
     def _queue(self, sequence: Sequence) -> None:
-        """Queue the sequence for a slot; a tenant with two more than its own gives one back."""
+        """Queue the sequence for a slot; if too few are free, the tenant with most may lose one."""
         self.waiting.append(sequence)
         may_ask = (one for one in self.waiting if one.held_since is None)
         asking = [one for one in may_ask if not self.cache.waits(one)]
@@ -187,7 +187,7 @@ class Scheduler:
         return record
 
     def read(self) -> None:
-        """Deliver the last record's events; the web process sends them while the next step runs."""
+        """Deliver the last record's events, which the web process sends while readers go on."""
         record, self.record = self.record, None
         if record is not None:
             self.outcomes.read(record)
@@ -244,7 +244,7 @@ class Scheduler:
         return plan
 
     def make_room(self, plan: StepPlan) -> None:
-        """Free cells: drop padding, drafts, idle prefixes, then preempt a request."""
+        """Free cells: drop padding, else drafts, else an idle prompt, else preempt a request."""
         if not plan.shrink("context full") and not self.cache.offloading.evict():
             self._preempt()
         batching.build(plan, self.engine, self._order)

@@ -144,12 +144,12 @@ class Sequence:
     num_prompt: int = field(init=False)
     most_tokens: int = field(init=False)  # of prompt and answer; huge without max_tokens
     cells: Cells | None = None  # None: it is waiting, or has left
-    chosen: Cells | None = None  # for it, once what they hold is in main memory
+    chosen: Cells | None = None  # that it gets once their contents are in main memory
     constraint_queued: float = 0.0  # when it began to wait for its constraint
     compiled: Future[Compiled] | None = None  # the request's constraint, once compiling began
     leader: Sequence | None = None  # prefills the same prefix; this request waits and shares it
     stored: StoredPrompt | None = None  # in main memory; this request waits until it is restored
-    num_awaited: int = 0  # tokens to be decoded by the leader, or to be restored, before that ends
+    num_awaited: int = 0  # tokens that the leader decodes, or that are restored, while it waits
     loading: Future[StoredPrompt | None] | None = None  # from the disk; see `offloading`
     load_by: float = 0.0  # clock reading after which it no longer waits for that
     lookup: Future[Any] | None = None  # awaited; see `begin_filters`

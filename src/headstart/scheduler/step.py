@@ -79,7 +79,7 @@ class SequencePlan:
 
 @dataclass(slots=True)
 class StepPlan:
-    """What one step does. Read only once its batch is launched."""
+    """What one step does; decided once its batch is launched."""
 
     batch: Batch
     started: float  # clock readings, seconds
@@ -88,7 +88,7 @@ class StepPlan:
     answers: list[SequencePlan] = field(default_factory=list)  # in the order of their rows
     prompts: list[SequencePlan] = field(default_factory=list)  # behind them, if they have rows
     num_rows: int = 0  # of the batch, padding included
-    num_padding: int = 0  # rows without a token, because a wider step takes less time
+    num_padding: int = 0  # rows without outputs, because a wider step takes less time
     is_even: bool = False  # every answer gets as many rows as the longest; see `Step.is_even`
 
     step: Step | None = None  # the step as control sees it; None: it is not asked

@@ -70,7 +70,7 @@ def why_not(cls: type[Speculator]) -> str | None:
 
 
 def _why_taken(cls: type[Speculator]) -> str | None:
-    """Whose name, or flag, it has; None if nobody's."""
+    """Why its name or one of its flags is taken; None if none is."""
     for name, other in SPECULATORS.items():
         if name == cls.name:
             return f"the name {name!r} is taken by {other.__module__}"

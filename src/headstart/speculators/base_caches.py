@@ -27,7 +27,7 @@ _WAITING_BYTES = 64 << 20  # of pending states per sequence
 
 
 class FollowingSpeculator(Speculator):
-    """The caches of all heads. Each head has its own sequences, because it has decoded other
+    """Its caches follow the target's. Each head has its own sequences, because it has decoded other
     parts.
     """
 

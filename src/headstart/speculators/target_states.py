@@ -23,7 +23,7 @@ class TargetStates:
     """One sequence, as the target's cache holds it.
 
     tokens[0 : length]       in the target's cache
-    tokens[length : ]        expected again, or next: rows made of them are valid if they come
+    tokens[length : ]        expected next: rows made of them are valid if these tokens follow
     first <= read[i]         cache i of the drafter holds rows first to read[i] - 1 ...
     read[i] <= held[i]       ... then, up to held[i] - 1, rows of drafts
     states                   of the last tokens before `length`: all unread ones, and one more

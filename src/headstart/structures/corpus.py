@@ -190,7 +190,7 @@ class SuffixCorpus:
 
     def go_on(self, num_tokens: int = SLICE) -> None:
         """Link some of the added tokens, one namespace after another. Call it in every step: long
-        texts are found at once, but only fast once linked.
+        texts are found at once, but quickly only once they are linked.
         """
         key = next(iter(self.unfinished), None)
         if key is None:

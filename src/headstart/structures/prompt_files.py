@@ -202,7 +202,7 @@ class PromptIndex:
         return self._below.keys().isdisjoint(file.keys.values())
 
     def add(self, file: StoredFile) -> None:
-        """A file is there, perhaps known already."""
+        """Add a file, unless it is known."""
         with self._lock:
             if file.path.stem not in self._files:
                 self._files[file.path.stem] = file
@@ -252,7 +252,7 @@ def key_of(parent: str, tokens: array[int]) -> str:
 
 
 def root_of(namespace: str) -> str:
-    """The key of no text."""
+    """The key of the empty text."""
     return key_of(namespace, array("i"))
 
 
