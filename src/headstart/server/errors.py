@@ -168,7 +168,7 @@ async def _answer(request: Request, error: Exception) -> Response:
         headers |= error.headers or {}
         shown = request.scope.get("headstart.prefix", "") + path
         words = {
-            404: f"there is no {shown} here",
+            404: f"there is no {shown} here; docs/api.md lists the paths",
             405: f"{shown} does not take {request.method}, only {headers.get('Allow', '')}",
         }
         error = ApiError(error.status_code, words[error.status_code])
