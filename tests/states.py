@@ -1,5 +1,5 @@
 """A speculator that checks what it is told of the target's hidden states: it drafts only where it
-has the right state of every token, and fails loudly where one is wrong.
+has the right state of every token, and fails loudly where one is wrong; and a model that drafts.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.fake_draft_context import FakeDraftContext, layers_of
 from tests.harness import EOS, SIZE, Model
 
 from headstart.app.speculation import make_speculator
@@ -28,7 +27,7 @@ from headstart.types import (
     DraftRequest,
 )
 from headstart.types.request import Request
-from headstart.types.state_batch import StateBatch
+from headstart.types.state_batch import Blocks, StateBatch
 
 LAYERS = frozenset({LAST_STATE, 2})
 States = dict[int, NDArray[np.float32]]
@@ -191,3 +190,59 @@ def make_any(
 
 def mtp(engine: Model, num_heads: int = 1, **settings: int) -> MtpSpeculator:
     return MtpSpeculator(FakeHeads(engine, num_heads, **settings))
+
+
+DRAFT_LAYERS = (0, 2)
+STATE_WIDTH = 4
+
+
+def layers_of(name: str) -> tuple[int, ...]:
+    """What the speculator of this name reads of its target."""
+    return (LAST_STATE,) if name == "gemma4-assistant" else DRAFT_LAYERS
+
+
+class FakeDraftContext(Model):
+    """What speculators that read states draft with, for the one of this name."""
+
+    num_heads = 1
+    num_sequences = 8
+    state_width = STATE_WIDTH
+
+    def __init__(self, name: str) -> None:
+        super().__init__(2, skew=0.3)
+        self.shares_target = name == "gemma4-assistant"
+        self.feature_width = 0 if self.shares_target else len(DRAFT_LAYERS) * STATE_WIDTH
+        is_dspark = name == "dspark"
+        is_block = is_dspark or name == "dflash"
+        self.blocks = Blocks(4, 0, is_dspark, is_dspark) if is_block else None
+        self._num_outputs = 0
+
+    def launch(self, batch: Batch) -> None:
+        assert batch.num_outputs in (0, batch.num_rows), "some rows have outputs and some have not"
+        self._num_outputs = batch.num_outputs
+        logits = [
+            self.logits_after(
+                self._add(
+                    int(batch.seq_ids[row]), int(batch.positions[row]), int(batch.tokens[row])
+                )
+            )
+            for row in range(batch.num_rows)
+        ]
+        self._logits = np.stack(logits) if batch.num_outputs else np.zeros((0, SIZE), np.float32)
+
+    def _add(self, seq_id: int, position: int, token: int) -> list[int]:
+        if self.shares_target:
+            return [token]
+        cached = self.cache.setdefault(seq_id, [])
+        if not cached:
+            cached += [0] * position  # what stands first has no state before it
+        assert position == len(cached), f"row at {position}, cache holds {len(cached)}"
+        cached.append(token)
+        return cached
+
+    def outputs(self) -> NDArray[np.float32]:
+        return np.full((self._num_outputs, STATE_WIDTH), 0.5, np.float32)
+
+    def encode(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        assert features.shape[1] == self.feature_width
+        return features[:, :STATE_WIDTH]

@@ -28,7 +28,7 @@ def browser() -> Iterator[Browser]:
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
         pytest.skip("no Chromium is installed (Debian: apt install chromium)")
-    # another site for test_websites.py; the sandbox of Chromium does not work for root
+    # another site for test_security.py; the sandbox of Chromium does not work for root
     arguments = ["--host-resolver-rules=MAP evil.example 127.0.0.1"]
     arguments += ["--no-sandbox"] * (os.geteuid() == 0)
     with playwright.sync_playwright() as driver:

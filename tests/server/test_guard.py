@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from tests.server.fake_worker import FakeWorker
@@ -165,3 +170,21 @@ def test_methods_and_headers_of_other_origins_can_be_named():
         said = client.options("/v1/models", headers=headers).headers
         assert said["access-control-allow-methods"] == "GET, POST"
         assert said["access-control-allow-headers"] == "x-mine"
+
+
+DOCKERFILE = (Path(__file__).parents[2] / "Dockerfile").read_text("utf-8")
+
+
+def is_healthy(port: int) -> bool:
+    found = re.search(r"HEALTHCHECK.*?CMD (\[.*?\])\n", DOCKERFILE, re.DOTALL)
+    assert found is not None
+    program, *arguments = json.loads(found[1])
+    assert program == "python3"
+    environment = {"LLAMA_ARG_PORT": str(port)}
+    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True)
+    return done.returncode == 0
+
+
+def test_the_health_check_asks_the_server_on_its_port(client):
+    assert is_healthy(client.base_url.port)
+    assert not is_healthy(1)

@@ -1,4 +1,4 @@
-"""A server keeps prompts on the disk unless it is told not to, and says so."""
+"""What a server writes: prompts unless it is told not to, slot files and recorded texts."""
 
 from __future__ import annotations
 
@@ -11,24 +11,37 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from tests.images import wav
 from tests.server.fake_worker import INFO, FakeWorker, hello
 from tests.server.server_process import Server
-from tests.server.serving import serving
+from tests.server.serving import serving, serving_models
 
 from headstart.app import stored_prompts
+from headstart.app.demo import TARGET, path
 from headstart.app.stored_prompts import with_prompts
-from headstart.config import Config, SchedulerConfig
+from headstart.config import (
+    Config,
+    EngineConfig,
+    RecordingConfig,
+    SchedulerConfig,
+    ServerConfig,
+    SpeculationConfig,
+)
+from headstart.extras.distill.texts import read_texts
+from headstart.structures.model_id import ModelId
+from headstart.structures.tenants import namespace_of_key
+from headstart.types.errors import RequestError
 from headstart.types.media import MediaChunk, MediaQuestion
-from headstart.types.request import ReplyEvent
+from headstart.types.request import Event, ReplyEvent, SlotAction
 
 PROMPT = (
     "def add(first, second):\n    return first + second\n\n\ndef multiply(first, second):\n" * 20
 )
 BODY = {"prompt": PROMPT, "n_predict": 8, "temperature": 0}
 FLAGS = ("--exact", "--context", "4096", "--threads", "1", "--spec", "off")
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "ab"}]}
+CHAT_BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "ab"}]}
 Usage = namedtuple("Usage", "free")
 
 
@@ -90,10 +103,10 @@ def heard(request: Any) -> Any:
     [
         ("/completion", {"prompt": "ab"}),
         ("/v1/completions", {"prompt": "ab"}),
-        ("/v1/chat/completions", CHAT),
+        ("/v1/chat/completions", CHAT_BODY),
         ("/v1/responses", {"input": "ab"}),
-        ("/v1/messages", CHAT),
-        ("/api/chat", CHAT),
+        ("/v1/messages", CHAT_BODY),
+        ("/api/chat", CHAT_BODY),
         ("/api/generate", {"prompt": "ab"}),
         ("/api/generate", {"prompt": "ab", "raw": True}),
         ("/v1/audio/transcriptions", {"file": base64.b64encode(wav(1)).decode()}),
@@ -149,9 +162,7 @@ def test_what_was_set_by_hand_stays(home: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a file", "read-only", "full", "no home"])
-def test_where_nothing_can_be_written_a_server_starts_and_says_why(
-    kind: str, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_where_nothing_can_be_written_a_server_starts_and_says_why(kind, home, monkeypatch, caplog):
     if kind == "a file":
         (home / "prompts").touch()
     elif kind == "full":
@@ -165,3 +176,108 @@ def test_where_nothing_can_be_written_a_server_starts_and_says_why(
     with caplog.at_level("INFO"):
         assert not with_prompts(Config()).scheduler.cache_disk
     assert "prompts are not kept on the disk" in caplog.text
+
+
+MIB = 2**20
+
+
+class SlotWorker(FakeWorker):
+    """Saves a MiB, and restores what there is."""
+
+    def submit(self, request: Any, deliver: Any) -> None:
+        assert isinstance(request, SlotAction)
+        path = Path(request.path)
+        event: Event | RequestError = ReplyEvent(request.request_id, (1, MIB, 0.0))
+        if request.action == "save":
+            path.write_bytes(bytes(MIB))
+        elif not path.exists():
+            event = RequestError(f"{path.name} does not exist")
+        deliver(event)
+
+
+def act(client: httpx2.Client, action: str, name: str, **headers: str) -> httpx2.Response:
+    body = {"filename": name}
+    return client.post(f"/slots/0?action={action}", json=body, headers=headers)
+
+
+def config(folder: Path, **settings: Any) -> ServerConfig:
+    return ServerConfig(slot_save_path=str(folder), **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "first", "second"),
+    [
+        ({"api_key": "a,b"}, {"x-api-key": "a"}, {"x-api-key": "b"}),
+        (
+            {"api_key": "a", "tenant_header": "x-tenant"},
+            {"x-api-key": "a", "x-tenant": "1"},
+            {"x-api-key": "a", "x-tenant": "2"},
+        ),
+    ],
+)
+def test_tenants_do_not_see_each_others_files(tmp_path, settings, first, second):
+    with serving(SlotWorker(), config(tmp_path, **settings)) as client:
+        assert act(client, "restore", "it", **first).status_code == 400
+        assert act(client, "save", "it", **first).status_code == 200
+        assert act(client, "restore", "it", **first).status_code == 200
+        assert act(client, "restore", "it", **second).status_code == 400
+        assert act(client, "save", "it", **second).status_code == 200
+    assert len(list(tmp_path.glob("*/it"))) == 2
+    assert not (tmp_path / "it").exists()
+
+
+@pytest.mark.parametrize(("key", "headers"), [(None, {}), ("a", {"x-api-key": "a"})])
+def test_a_single_tenants_files_are_in_the_folder_itself(tmp_path, key, headers):
+    with serving(SlotWorker(), config(tmp_path, api_key=key)) as client:
+        assert act(client, "save", "it", **headers).status_code == 200
+    assert [one.name for one in tmp_path.iterdir()] == ["it"]
+
+
+def test_new_names_are_limited_and_old_ones_are_not(tmp_path):
+    with serving(SlotWorker(), config(tmp_path, api_key="a,b", tenant_slot_files=2)) as client:
+        a, b = {"x-api-key": "a"}, {"x-api-key": "b"}
+        assert [act(client, "save", name, **a).status_code for name in "123"] == [200, 200, 429]
+        message = act(client, "save", "3", **a).json()["error"]["message"]
+        assert "you have 2 slot files and may have 2" in message
+        assert "--tenant-slot-files" in message
+        assert act(client, "save", "2", **a).status_code == 200
+        assert act(client, "save", "3", **b).status_code == 200
+    assert len(list(tmp_path.glob("*/*"))) == 3
+
+
+def test_bytes_are_limited(tmp_path):
+    with serving(SlotWorker(), config(tmp_path, tenant_slot_files_mb=2)) as client:
+        assert [act(client, "save", name).status_code for name in "123"] == [200, 200, 429]
+        assert "2 MiB" in act(client, "save", "3").json()["error"]["message"]
+        assert act(client, "save", "1").status_code == 200
+
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+
+
+def test_only_what_may_be_recorded_is_on_the_disk_after_a_stop(tmp_path: Path) -> None:
+    folder = tmp_path / "texts"
+    config = Config(
+        engine=EngineConfig(context=512, threads=1),
+        speculation=SpeculationConfig(spec="off"),
+        server=ServerConfig(api_key="open,shut"),
+        recording=RecordingConfig(record_texts=str(folder), record_tenants="open"),
+    )
+    with serving_models(config) as client:
+
+        def post(key: str, route: str, **body: object) -> None:
+            headers = {"authorization": f"Bearer {key}"}
+            assert client.post(route, json=body, headers=headers).status_code == 200
+
+        post("open", "/v1/chat/completions", **CHAT, seed=1)
+        post("open", "/v1/chat/completions", **CHAT, seed=2, store=False)
+        post("open", "/v1/responses", input="Hi", max_output_tokens=4, seed=3, store=False)
+        post("shut", "/v1/chat/completions", **CHAT, seed=4)
+        post("shut", "/v1/responses", input="Hi", max_output_tokens=4, seed=5)  # its default
+        post("shut", "/completion", prompt="Hi", n_predict=4, seed=6, store=True)
+    found = read_texts(folder, ModelId.of(path(TARGET)).digest)
+    tenants = {namespace_of_key(key.encode()): key for key in ("open", "shut")}
+    assert {(tenants[text.tenant], text.sampling.seed) for text in found} == {
+        ("open", 1),
+        ("shut", 6),
+    }

@@ -1,4 +1,4 @@
-"""Names of arms and workloads, and answering requests with one of them."""
+"""Names of arms and workloads, answering requests with one, and the table of what differed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from benchmarks.lib.arms import OFF, Arm, ArmTotals, Machine, Run, answer, parse_arm
+from benchmarks.lib.quantized import texts_table
 from benchmarks.lib.workloads import parse_cells
 
 from headstart.speculators import Speculator
@@ -118,3 +119,24 @@ def test_totals_sum_up_its_runs() -> None:
     assert (totals.seconds, totals.num_tokens, totals.rate) == (6.0, 9, 1.5)
     assert (totals.num_drafted, totals.num_accepted, totals.num_wasted) == (10, 6, 4)
     assert (totals.acceptance_length, totals.acceptance_rate) == (0.9, 0.6)
+
+
+WAY = "suffix 16, 8 slots, cached prompts"
+REPORT = {
+    "ways": {"off, 8 slots, cached prompts": 4, WAY: 6},
+    "differences": [{"way": WAY, "kind": "near tie"}, {"way": WAY, "kind": "different"}],
+}
+
+
+def test_a_text_counts_for_its_model_its_format_its_prompts_and_its_speculator() -> None:
+    table = texts_table({"heads-window-Q8_0": REPORT, "demo-F16": REPORT})
+    assert table.splitlines()[2:] == [
+        "| all | 20 | 2 | 2 |",
+        "| Q8_0 | 10 | 1 | 1 |",
+        "| heads-window | 10 | 1 | 1 |",
+        "| cached prompts | 20 | 2 | 2 |",
+        "| off, 8 slots | 8 | 0 | 0 |",
+        "| suffix | 12 | 2 | 2 |",
+        "| F16 | 10 | 1 | 1 |",
+        "| demo | 10 | 1 | 1 |",
+    ]

@@ -1,4 +1,6 @@
-"""Hindsight: as fast as any choice of lengths on the same drafts, and never impossibly fast."""
+"""Hindsight: as fast as any choice of lengths on the same drafts, and never impossibly fast; and
+the tables of the simulation.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from functools import cache
 from random import Random
 
 import pytest
+from benchmarks import control_simulation
 from benchmarks.lib.arms import parse_arm
 from benchmarks.lib.curves import CostCurve
 from benchmarks.lib.oracle import Guesses, Oracle, most_rows
@@ -102,3 +105,21 @@ def test_no_arm_is_ahead_of_hindsight(curve, num_users, tolerance, types) -> Non
     ]
     rates = {name: replay.run(parse_arm(name), texts).rate for name in names}
     assert {name: rate for name, rate in rates.items() if rate > best * (1 + tolerance)} == {}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda: control_simulation.texts_and_machines(20, 1),
+        lambda: control_simulation.tiled(20, 1),
+        lambda: control_simulation.snapshots(20, 1),
+        lambda: control_simulation.hybrids(20, 1),
+    ],
+    ids=["table", "tiled", "snapshots", "hybrids"],
+)
+def test_a_line_has_a_speed_for_each_policy_and_a_ratio_for_each_pair(rows) -> None:
+    line = next(rows())
+    ratios = len(line.compared) * len(line.others)
+    assert ratios
+    numbers = str(line).removeprefix(line.name).split()
+    assert len(numbers) == len(line.speeds) + bool(line.setting) + ratios

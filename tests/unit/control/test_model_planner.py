@@ -1,13 +1,19 @@
-"""Draft models: their time is earned before it is spent."""
+"""Draft models: their time is earned before it is spent, by what a forecast says; of several at
+most one drafts for a slot, the one that is expected to gain more.
+"""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 from benchmarks.lib.steps import allowed, decode, grant, model_call, model_slot, ran
 
 from headstart.control import AskedAnswer, Controller, Step
+from headstart.control.forecast import LIMITS, DraftHistory, Profile, forecast
+from headstart.control.state import encode, restore
 
 STEP, SLOT = Step(1, 1, 100), model_slot(1, 16)
 
@@ -169,3 +175,167 @@ def test_any_room_in_the_batch_is_planned_for() -> None:
     for room in range(1, 34):
         step = Step(1, 1, 100, max_rows=1 + room)
         assert granted(controller, model_slot(1, 32), step).num_granted <= 32
+
+
+SMALL_SLOT = model_slot(1, 8)
+
+
+def two_models(*, round_ms: dict[str, float], num_right: dict[str, int]) -> Controller:
+    """A machine of 50 ms for one row and 10 ms for a further one; of each model's drafts of four
+    tokens so many are right.
+    """
+    controller = Controller()
+    for rows in list(range(1, 18)) * 6:
+        decode(controller, rows, 100, 50.0 + 10.0 * (rows - 1))
+    for name, milliseconds in round_ms.items():
+        controller.trust_scores(name)
+        right = num_right[name]
+        for seq_id in range(60):
+            call = model_call([allowed(4)], [[0.9] * 4], 4 * milliseconds, name=name)
+            ran(controller, call, STEP, number=seq_id)
+            controller._calibration.record(seq_id, name, [0.9] * min(4, right + 1), right)
+            controller.end(seq_id, 100)
+    return controller
+
+
+def lengths(controller: Controller, slot: AskedAnswer, order: tuple[str, ...]) -> dict[str, int]:
+    planned = grant(controller, {name: [slot] for name in order}, STEP)
+    return {name: allowance.num_granted for name, (allowance,) in planned.items()}
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "last"])
+@pytest.mark.parametrize(
+    ("num_right", "round_ms"),
+    [((4, 1), (3.0, 3.0)), ((4, 4), (2.0, 9.0)), ((4, 0), (3.0, 3.0))],
+    ids=["more often right", "cheaper", "the only one that pays"],
+)
+def test_the_better_model_drafts_whichever_is_planned_first(num_right, round_ms, *, is_first):
+    names = ("good", "bad")
+    controller = two_models(
+        round_ms=dict(zip(names, round_ms, strict=True)),
+        num_right=dict(zip(names, num_right, strict=True)),
+    )
+    for _ in range(10):
+        planned = lengths(controller, SMALL_SLOT, names if is_first else names[::-1])
+        assert planned["good"] > 0
+        assert planned["bad"] == 0
+
+
+def test_a_model_that_lost_is_probed_now_and_then_and_pays_for_what_that_costs() -> None:
+    controller = two_models(round_ms={"good": 3.0, "bad": 3.0}, num_right={"good": 4, "bad": 1})
+    num_probes = 0
+    for _ in range(2000):
+        planned = lengths(controller, SMALL_SLOT, ("good", "bad"))
+        assert bool(planned["good"]) != bool(planned["bad"])
+        for name, length in planned.items():
+            if length:
+                grants = [allowed(length, is_probe=name == "bad")]
+                ran(controller, model_call(grants, [[0.9] * length], 9.0, name=name), STEP)
+        num_probes += planned["bad"] > 0
+    assert num_probes >= 1
+    assert num_probes * 9.0 / 50.0 <= 0.01 * 2000
+
+
+def test_with_lengths_set_by_hand_the_first_one_drafts() -> None:
+    right = {"bad": 0, "good": 4}
+    controller = two_models(round_ms={"bad": 3.0, "good": 3.0}, num_right=right)
+    slot = model_slot(1, 8, fixed_confidence=0.0)
+    assert lengths(controller, slot, ("bad", "good")) == {"bad": 8, "good": 0}
+
+
+def test_each_slot_has_one_model_at_most_and_models_may_share_the_slots() -> None:
+    controller = two_models(round_ms={"a": 3.0, "b": 3.0}, num_right={"a": 4, "b": 4})
+    slots = [model_slot(seq_id, 8) for seq_id in range(1, 4)]
+    step = Step(3, 3, 100)
+    # where one has a long text to read, the other may draft at once
+    asked = {
+        "a": [model_slot(1, 8, catch_up=4000), *slots[1:]],
+        "b": slots[:2],
+    }
+    planned = grant(controller, asked, step)
+    drafting = {
+        name: {one.number for one in granted if one.num_granted}
+        for name, granted in planned.items()
+    }
+    assert not drafting["a"] & drafting["b"]
+    assert drafting["a"] | drafting["b"] == {1, 2, 3}
+    assert 1 in drafting["b"]
+
+
+LENGTHS = np.array([[1, 2, 3, 4, 8, 32]])
+LIMIT = LIMITS.tolist().index(0.5)
+
+
+def prior(going_on: float, kept: float) -> np.ndarray:
+    return np.full((len(LIMITS), 1, 2), (going_on, kept))
+
+
+def expected(profile: Profile, length: int) -> float:
+    """Tokens of a draft of so many that stops at the limit."""
+    rates = profile.rates(prior(0.5, 0.5))[None]
+    return float(forecast(rates, np.array([[length]]))[0][0, LIMIT, 0])
+
+
+@pytest.mark.parametrize(("going_on", "kept"), [(0.8, 0.6), (1.0, 1.0), (0.0, 0.0)])
+def test_a_forecast_is_the_sum_of_the_products_at_each_position(going_on, kept) -> None:
+    rates = np.broadcast_to((going_on, kept), (1, len(LIMITS), 2, 2))
+    tokens, rows, rounds = forecast(rates, LENGTHS)
+    for i, length in enumerate(LENGTHS[0]):
+        drafted = sum(going_on**i for i in range(1, length + 1))
+        assert tokens[0, LIMIT, i] == pytest.approx(
+            sum(kept**i for i in range(1, length + 1)), rel=1e-5
+        )
+        assert rows[0, LIMIT, i] == pytest.approx(drafted, rel=1e-5)
+        assert rounds[0, LIMIT, i] == pytest.approx(1.0 + drafted - going_on**length, rel=1e-5)
+
+
+def test_tokens_of_bursty_text_are_counted_with_what_goes_together() -> None:
+    """Half of the drafts are sure to their end, half wrong from the start: averages would say 0.5 +
+    0.25 + ...
+    """
+    profile = Profile()
+    for i in range(400):
+        profile.learn([0.95 if i % 2 else 0.6] * 4, [float(i % 2)] * 4, 4)
+    assert expected(profile, 4) == pytest.approx(2.0, rel=0.1)
+
+
+def test_a_stop_counts_for_the_limits_it_was_made_under_and_no_lower_one() -> None:
+    profile = Profile()
+    for _ in range(300):
+        profile.learn([], [], 8, 0.5)
+    for limit, rates in zip(LIMITS, profile.rates(prior(0.9, 0.8)), strict=True):
+        assert rates[0] == pytest.approx((0.9, 0.8) if limit < 0.5 else (0.0, 0.0), abs=0.02)
+
+
+def test_a_draft_cut_by_its_length_says_nothing_about_the_next_position() -> None:
+    profile = Profile()
+    for _ in range(100):
+        profile.learn([0.9], [0.9], 1)
+    came = np.reshape(encode(profile)["came"], (-1, 2, 2))
+    assert came[0, 0, 0] == 100
+    assert came[0, 1, 0] == 0.0
+
+
+def test_a_new_request_is_like_the_average_and_then_like_itself_until_it_rests() -> None:
+    history = DraftHistory()
+    for _ in range(100):
+        history.learn(1, [0.9] * 4, [0.9, 0.8, 0.7, 0.6], 4)
+    for _ in range(30):
+        history.learn(2, [], [], 4)
+    everyone, alike, unlike = history.rates([3, 1, 2], 0.7)[:, LIMIT, 0]
+    assert unlike[0] < 0.3 < everyone[0] < alike[0]
+    for _ in range(60):
+        history.skip(2)
+    assert history.rates([2], 0.7)[0, LIMIT, 0] == pytest.approx(everyone, abs=0.01)
+
+
+def test_counts_stay_finite_and_survive_saving() -> None:
+    history, rng = DraftHistory(), random.Random(1)
+    for number in range(3000):
+        scores = [rng.random() for _ in range(rng.randint(0, 4))]
+        survival = [0.5**i for i in range(1, len(scores) + 1)]
+        history.learn(number % 7, scores, survival, 4)
+    again = DraftHistory()
+    restore(again, encode(history))
+    assert again.rates([0], 0.5) == pytest.approx(history.rates([99], 0.5))
+    assert max(encode(history)["profile"]["came"]) < 1000.0

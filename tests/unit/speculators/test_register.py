@@ -8,18 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.fake_draft_context import LAYERS, FakeDraftContext
+from tests.states import DRAFT_LAYERS, FakeDraftContext
 
 from headstart.app import demo
 from headstart.app.cli.serve import COMMAND
 from headstart.app.model_files import Models, choose_speculators
-from headstart.app.speculation import (
-    ANY,
-    make_speculator,
-    remarks_on,
-    wanted_types,
-    wants_heads,
-)
+from headstart.app.speculation import ANY, make_speculator, remarks_on, wanted_types, wants_heads
 from headstart.config import Config, EngineConfig, SpeculationConfig
 from headstart.speculators import SPECULATORS, Speculator, register
 from headstart.speculators.base_states import StateSpeculator
@@ -127,9 +121,9 @@ def test_a_class_that_proposes_nothing_is_refused() -> None:
 def test_who_knows_one_constructor_knows_the_others(name: str) -> None:
     kind = SPECULATORS[name]
     assert list(inspect.signature(kind).parameters) == ["context", "layers"]
-    speculator = kind(FakeDraftContext(name), LAYERS)  # type: ignore[call-arg]
+    speculator = kind(FakeDraftContext(name), DRAFT_LAYERS)  # type: ignore[call-arg]
     assert isinstance(speculator, StateSpeculator)
-    assert speculator.state_layers == frozenset(LAYERS)
+    assert speculator.state_layers == frozenset(DRAFT_LAYERS)
     assert speculator.needs_draft_model
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.unit.text.vocabulary import real
-from tests.unit.text.vocabulary.texts import random_text
+from tests.unit.text.vocabulary.real import random_text
 
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.vocabulary.retokenizer import last_split
@@ -63,9 +63,7 @@ def all_draft_tokens(sequence: TranslatedSequence, table: VocabTable) -> list[in
     return tokens[1:] if table.add_bos else tokens
 
 
-def test_history_in_random_pieces_keeps_every_byte_and_is_what_the_draft_tokenizer_says(
-    translator: VocabularyTranslator,
-) -> None:
+def test_history_in_random_pieces_keeps_every_byte_and_is_what_the_draft_tokenizer_says(translator):
     rng = random.Random(1)
     num_steps = num_canonical = 0
     for _ in range(8):
@@ -87,9 +85,7 @@ def test_history_in_random_pieces_keeps_every_byte_and_is_what_the_draft_tokeniz
     assert num_canonical >= 0.99 * num_steps  # measured: all
 
 
-def test_draft_to_target_loses_nothing_and_continues_the_targets_own_tokens(
-    translator: VocabularyTranslator,
-) -> None:
+def test_draft_to_target_loses_nothing_and_continues_the_targets_own_tokens(translator) -> None:
     rng = random.Random(2)
     num_drafts = num_canonical = 0
     for _ in range(12):
