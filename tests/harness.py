@@ -247,7 +247,9 @@ def make_scheduler(
     )
 
 
-def make_speculators(names: Sequence[str], draft: Callable[[], FakeEngine]) -> list[Speculator]:
+def make_speculators(
+    names: Sequence[str], draft: Callable[[], FakeEngine] = lambda: Model(2, skew=0.3)
+) -> list[Speculator]:
     parts: dict[str, Callable[[], Any]] = {
         "engine": draft,
         "vocab": lambda: None,

@@ -111,12 +111,7 @@ def with_heads(
 
 
 def only_heads(
-    path: Path,
-    architecture: str,
-    num_heads: int = 1,
-    *,
-    seed: int = 0,
-    more: Settings | None = None,
+    path: Path, architecture: str, num_heads: int = 1, *, more: Settings | None = None
 ) -> Path:
     """Write the heads of `with_heads` alone, as a file for `--draft-model`."""
     changes = changes_for(architecture, num_heads, more)
@@ -125,7 +120,7 @@ def only_heads(
     def keeps(name: str) -> bool:
         return not name.startswith("blk.") or int(name.split(".")[1]) >= first
 
-    return write_model(path, architecture, seed=seed, changes=changes, keeps=keeps)
+    return write_model(path, architecture, changes=changes, keeps=keeps)
 
 
 def aligned(path: Path, architecture: str, num_heads: int = 0) -> Path:

@@ -139,9 +139,9 @@ def mp3(num_frames: int, tag: bytes = b"") -> bytes:
     return (frames[:21] + tag + bytes(363))[:384] * bool(tag) + frames * num_frames
 
 
-def flac(num_samples: int, promised: int | None = None, rate: int = 16000) -> bytes:
+def flac(num_samples: int, promised: int | None = None) -> bytes:
     """Silence; the head says `promised` samples."""
-    facts = rate << 44 | 15 << 36 | (num_samples if promised is None else promised)
+    facts = 16000 << 44 | 15 << 36 | (num_samples if promised is None else promised)
     head = b"fLaC" + b"\x80\0\0\x22" + struct.pack(">HH6xQ16x", 4096, 4096, facts)
     frame = b"\xff\xf8\xc5\x08"  # 4,096 samples of 16,000 a second, one channel, 16 bits
     frames = []

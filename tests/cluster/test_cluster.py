@@ -56,8 +56,8 @@ def pid_of(replica: dict[str, Any]) -> int:
     raise AssertionError(f"no process has the key of {replica['name']}")
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 90) -> Any:
-    deadline = time.monotonic() + seconds
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         if result := condition():
             return result

@@ -13,13 +13,7 @@ from tests.server.fake_worker import HOLD, STATS, FakeWorker
 from tests.server.server_process import until
 from tests.server.serving import serving
 
-from headstart.types.request import (
-    Event,
-    FinishEvent,
-    Request,
-    TokenEvent,
-    VerifiedDraft,
-)
+from headstart.types.request import Event, FinishEvent, Request, TokenEvent, VerifiedDraft
 
 if TYPE_CHECKING:
     from playwright.sync_api import ConsoleMessage, Locator, Page, Route

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from itertools import combinations
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -114,9 +113,7 @@ def oklab(rgb: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_colour_blind_readers_tell_sources_apart_and_text_on_them_is_readable(
-    window: Window, scheme: Literal["light", "dark"]
-) -> None:
+def test_colour_blind_readers_tell_sources_apart_and_text_on_them_is_readable(window, scheme):
     window.page.emulate_media(color_scheme=scheme)
     window.show()
     painted = {name: linear(one) for name, one in window.page.evaluate(PAINTED).items()}

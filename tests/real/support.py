@@ -17,13 +17,7 @@ from tests.server.serving import serving_models
 from headstart.app import demo
 from headstart.app.assemble import Models
 from headstart.app.exact import make_exact
-from headstart.config import (
-    Config,
-    EngineConfig,
-    SchedulerConfig,
-    ServerConfig,
-    SpeculationConfig,
-)
+from headstart.config import Config, EngineConfig, SchedulerConfig, ServerConfig, SpeculationConfig
 from headstart.engine.context import LlamaEngine
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits

@@ -123,9 +123,7 @@ def test_a_draft_is_cut_off_or_taken_back_to_the_state_before_it(probe: Probe) -
 
 
 @pytest.mark.parametrize("num_rows", [1, 4])
-def test_no_snapshot_of_another_place_is_taken_for_the_state_before_a_decode(
-    probe: Probe, num_rows: int
-) -> None:
+def test_no_snapshot_of_another_place_is_taken_for_the_state_before_a_decode(probe, num_rows):
     """libllama says that it went back there, and has a wrong state."""
     probe.decode(TEXT[:30], 0)
     probe.decode(TEXT[30:][:num_rows], 30)

@@ -151,9 +151,7 @@ def test_an_interrupted_training_goes_on(folder: Path, tmp_path: Path) -> None:
     assert trainer(0.5).run(print).seconds < 1.0
 
 
-def test_a_trained_model_is_a_draft_model_but_few_texts_prove_nothing(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trained_model_is_a_draft_model_but_few_texts_prove_nothing(folder, tmp_path, capsys):
     pytest.importorskip("torch", reason="training needs the extra train")
     folder = shutil.copytree(folder, tmp_path / "texts")  # it is purged
     flags = ("--draft-model", path(DRAFT), "--seconds", "4", "--output", tmp_path / "own.gguf")

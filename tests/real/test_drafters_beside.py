@@ -129,9 +129,7 @@ def test_heads_in_a_folder_that_this_libllama_cannot_compute_are_named(
     assert "mtp-b" not in caplog.text
 
 
-def test_of_several_files_of_heads_in_a_folder_the_models_own_are_used(
-    files: dict[str, bytes], tmp_path: Path
-) -> None:
+def test_of_several_files_of_heads_in_a_folder_the_models_own_are_used(files, tmp_path) -> None:
     for name, content in (
         ("Big-Q4_0", "trunk"),
         ("mtp-Aim-Q4_0", "heads"),

@@ -61,9 +61,7 @@ def test_a_text_has_the_same_vector_in_pieces(files: dict[str, Path], pooling: s
         ("ranker", None, 1),
     ],
 )
-def test_a_text_has_the_same_vector_alone_and_among_others(
-    files: dict[str, Path], name: str, pooling: str | None, size: int
-) -> None:
+def test_a_text_has_the_same_vector_alone_and_among_others(files, name, pooling, size) -> None:
     model = embedder(files[name], pooling=pooling, rerank=name == "ranker")
     groups = [TEXTS[i : i + model.max_batch_texts] for i in range(0, 4, model.max_batch_texts)]
     together = [rows for group in groups for rows in model.embed(group)]

@@ -77,9 +77,7 @@ def num_helpers() -> int:
 
 
 @pytest.mark.skipif(not THREADS.exists(), reason="threads are counted as Linux tells them")
-def test_computing_an_image_leaves_no_threads_for_which_later_steps_would_wait(
-    files: Models,
-) -> None:
+def test_computing_an_image_leaves_no_threads_for_which_later_steps_would_wait(files: Models):
     engine = replace(Setting("off", 0).config().engine, threads=2)
     scheduler = open_scheduler(files, engine=engine)
     play(scheduler, [Request(request_id="text", prompt=BYTES[:9], max_tokens=2)])
@@ -120,9 +118,7 @@ def test_who_found_an_image_in_the_cache_takes_its_encoding_from_nobody(files: M
     is_free.set()
 
 
-def test_an_image_whose_encoding_failed_is_encoded_for_the_next_who_asks(
-    files: Models, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_whose_encoding_failed_is_encoded_for_the_next_who_asks(files, monkeypatch):
     scheduler = open_scheduler(files)
     asked = ask(scheduler, "a", BYTES[:9], picture(1), BYTES, max_tokens=1)
     with monkeypatch.context() as patch:

@@ -57,9 +57,7 @@ def asking(name: str, tenant: str = "") -> Request:
     return replace(request, request_id=name, sampling=sampling, namespace=tenant)
 
 
-def test_while_the_breakers_of_one_request_are_looked_up_the_others_go_on(
-    tmp_path: Path, lookups: Lookups
-) -> None:
+def test_while_the_breakers_of_one_request_are_looked_up_the_others_go_on(tmp_path, lookups):
     scheduler, plain = scheduler_of(tmp_path, 2), byte_requests(1)[0]
     scheduler.submit(asking("dry"))
     scheduler.submit(replace(plain, sampling=replace(plain.sampling, ignore_eos=True)))
@@ -109,9 +107,7 @@ def test_nobody_waits_for_the_breakers_of_requests_that_are_gone(tmp_path, looku
     assert lookups.breakers == ["gone 0", "next"]
 
 
-def test_the_breakers_of_one_tenant_wait_for_one_lookup_of_another_that_has_many(
-    tmp_path: Path, lookups: Lookups
-) -> None:
+def test_the_breakers_of_one_tenant_wait_for_one_lookup_of_another_that_has_many(tmp_path, lookups):
     scheduler = scheduler_of(tmp_path, 4)
     submit_all(scheduler, (asking(f"many {i}", "many") for i in range(6)), 1)
     scheduler.submit(asking("one", "other"))

@@ -38,9 +38,7 @@ def kind_and_path(request: pytest.FixtureRequest, tmp_path_factory) -> tuple[Cac
     return KINDS[request.param], request.param(tmp_path_factory.mktemp("models") / "tiny.gguf")
 
 
-def test_a_sequence_of_saved_blocks_continues_in_another_place(
-    kind_and_path: tuple[CacheKind, Path],
-) -> None:
+def test_a_sequence_of_saved_blocks_continues_in_another_place(kind_and_path) -> None:
     kind, path = kind_and_path
     engine, fresh = engine_of(path), engine_of(path)
     assert engine.has_blocks is (kind is CacheKind.CUT)
@@ -68,9 +66,7 @@ def test_what_cannot_be_restored_leaves_an_empty_sequence(kind_and_path: tuple[C
         engine.clear(0)
 
 
-def test_text_is_the_same_alone_among_others_and_with_drafts(
-    kind_and_path: tuple[CacheKind, Path], caplog
-) -> None:
+def test_text_is_the_same_alone_among_others_and_with_drafts(kind_and_path, caplog) -> None:
     requests = [replace(r, prompt=(*r.prompt,) * 4) for r in byte_requests(6)]
     models = without_draft(kind_and_path[1])
     expected = play(open_setting(PLAIN, models), requests)
@@ -165,9 +161,7 @@ def test_what_was_copied_can_be_saved_at_once(size: int, length: int, tmp_path: 
 
 
 @pytest.mark.parametrize("error", [EngineError("no bytes"), MemoryError()], ids=repr)
-def test_a_prefix_whose_state_cannot_be_had_is_read_again(
-    error: Exception, kind_and_path: tuple[CacheKind, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prefix_whose_state_cannot_be_had_is_read_again(error, kind_and_path, monkeypatch):
     kind, path = kind_and_path
     engine, fresh = engine_of(path), engine_of(path)
     decode(engine, [1, 2, 3], 0)

@@ -118,9 +118,7 @@ def test_the_way_between_the_vocabularies_is_named_to_the_user_and_in_the_log(
     assert f"draft model draft.gguf: {mode} vocabularies" in caplog.text
 
 
-def test_markers_of_known_chat_templates_are_rewritten_by_themselves(
-    make_tiny: Callable[..., Path],
-) -> None:
+def test_markers_of_known_chat_templates_are_rewritten_by_themselves(make_tiny) -> None:
     target, draft = make_tiny("target"), make_tiny("draft", GEMMA, GEMMA_CHAT, shape=SMALLER)
     scheduler, info = start(config_of(), target, draft)
     details = info.speculation["speculators"]["draft-model"]
@@ -150,9 +148,7 @@ def test_pairs_given_by_hand_are_used_and_come_before_those_found(make_tiny: Cal
     assert heard(scheduler, "<|im_start|>user\nthat in") == b"<start_of_turn>human\nthood in"
 
 
-def test_pairs_for_a_model_with_the_same_tokens_are_not_used_and_that_is_said(
-    make_tiny: Callable[..., Path], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pairs_for_a_model_with_the_same_tokens_are_not_used_and_that_is_said(make_tiny, caplog):
     config = config_of("--spec-replace", "a", "b")
     scheduler, _ = start(config, make_tiny("target"), make_tiny("draft", shape=SMALLER))
     assert drafter_of(scheduler)._translator is None

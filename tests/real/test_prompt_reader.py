@@ -297,9 +297,7 @@ def test_a_server_short_of_cells_gives_everybody_his_text() -> None:
         assert (logits.max(axis=1) - chosen).max() < 0.5
 
 
-def test_where_it_cannot_be_had_prompts_are_read_in_the_shared_cache(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_where_it_cannot_be_had_prompts_are_read_in_the_shared_cache(path, monkeypatch, caplog):
     engine = engine_of(path)
     read(engine, 0, 0, 300)
     monkeypatch.setattr(api, "llama_init_from_model", lambda model, params: None)

@@ -208,9 +208,7 @@ def test_a_file_that_is_none_is_refused_and_the_server_lives(client: httpx2.Clie
     assert client.post("/completion", json=BODY).status_code == 200
 
 
-def test_a_file_with_images_is_refused_where_no_request_can_ask_for_them(
-    client: httpx2.Client, folder: Path
-) -> None:
+def test_a_file_with_images_is_refused_where_no_request_can_ask_for_them(client, folder) -> None:
     client.post("/completion", json=BODY)
     act(client, "save")
     saved = sequence_files.read(folder / "a.bin", 10**6, 10**6)

@@ -56,9 +56,7 @@ def test_a_suggested_prompt_is_answered_right_and_from_drafts(where, prompt, ser
         assert answer["timings"]["draft_n_accepted"] > 8
 
 
-def test_the_example_for_curl_prints_the_right_answer_twice_and_counts_of_drafts(
-    server_address: str,
-) -> None:
+def test_the_example_for_curl_prints_the_right_answer_twice_and_counts_of_drafts(server_address):
     done = subprocess.run(
         ["sh", str(ROOT / "examples/curl.sh")],
         env=os.environ | {"HEADSTART_URL": f"http://{server_address}"},

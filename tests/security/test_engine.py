@@ -32,12 +32,7 @@ from tests.server.serving import serving
 
 from headstart.sampling.sampler import PIECE
 from headstart.server import event_stream
-from headstart.types.errors import (
-    CapacityError,
-    EngineError,
-    RpcWorkerError,
-    WorkerDeadError,
-)
+from headstart.types.errors import CapacityError, EngineError, RpcWorkerError, WorkerDeadError
 from headstart.types.request import FinishEvent, Request, RequestStats
 from headstart.types.sampling_params import SamplingParams
 from headstart.worker import client as client_module

@@ -124,9 +124,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Service:
     return Service(config=ServerConfig(image_urls=True, max_body_mb=1), worker=FakeWorker())
 
 
-def test_slow_sites_of_one_tenant_keep_no_other_tenants_images_waiting(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_sites_of_one_tenant_keep_no_other_tenants_images_waiting(service, monkeypatch):
     async def play() -> None:
         begun, is_over = [], asyncio.Event()
 
@@ -149,9 +147,7 @@ def test_slow_sites_of_one_tenant_keep_no_other_tenants_images_waiting(
     asyncio.run(play())
 
 
-def test_files_of_a_request_are_together_no_larger_than_a_body_may_be(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_a_request_are_together_no_larger_than_a_body_may_be(service, monkeypatch) -> None:
     limits = []
 
     async def found(url: str, most_bytes: int, limit: str) -> bytes:
@@ -164,9 +160,7 @@ def test_files_of_a_request_are_together_no_larger_than_a_body_may_be(
     assert limits == [1 << 20, (1 << 20) - 700_000, 0]
 
 
-def test_a_file_that_does_not_fit_beside_the_others_is_refused_by_the_limit_of_all(
-    service: Service, site: str
-) -> None:
+def test_a_file_that_does_not_fit_beside_the_others_is_refused_by_the_limit_of_all(service, site):
     asked = [("image", f"{site}/half")] * 2
     with pytest.raises(RequestError, match=r"left of the 1 MiB .*\(--max-body-mb\)"):
         asyncio.run(read_media(request_of("a", service), asked))

@@ -22,7 +22,6 @@ from headstart.server import completions, conversation, dialect
 from headstart.server.app import create_app
 from headstart.server.infill import infill_prompt
 from headstart.server.schemas import InfillBody
-from headstart.server.service import ServedModel
 from headstart.server.threads import Threads
 from headstart.structures.interruption import progress, time_limit, watched
 from headstart.testing import ByteVocab
@@ -121,7 +120,7 @@ def test_health_answers_while_the_largest_bodies_are_parsed(client):
 
 def test_texts_that_nobody_waits_for_are_not_tokenized_on():
     vocab = SlowVocab()
-    model = ServedModel(alias="tiny", vocab=vocab, template=ChatTemplate(None))
+    model = served_model(vocab=vocab)
     with serving(FakeWorker(), model=model) as client:
         for _ in range(6):
             with pytest.raises(Exception, match="timed out"):
@@ -144,7 +143,7 @@ def test_the_end_of_the_server_does_not_wait_for_a_thread():
                 ended.set()
             return super().tokenize(text, add_special=add_special, parse_special=parse_special)
 
-    model = ServedModel(alias="tiny", vocab=Stuck(), template=ChatTemplate(None))
+    model = served_model(vocab=Stuck())
     try:
         with (
             serving(FakeWorker(), model=model) as client,
@@ -366,7 +365,7 @@ async def test_what_is_read_when_the_server_stops_ends_with_an_error_that_says_s
 @pytest.mark.parametrize("fields", [{}, {"stream": True}])
 async def test_a_client_whose_prompt_is_read_when_the_server_stops_is_told(fields):
     vocab = SlowVocab()
-    model = ServedModel(alias="tiny", vocab=vocab, template=ChatTemplate(None))
+    model = served_model(vocab=vocab)
     worker = FakeWorker()
     worker.info_when_ready = dataclasses.replace(INFO, context_size=10**6)
     app = create_app(ServerConfig(), worker, lambda: model)

@@ -27,10 +27,9 @@ from headstart.types.worker import Worker
 from headstart.worker.client import WorkerClient
 
 
-def served_model(template: str | None = None) -> ServedModel:
-    return ServedModel(
-        alias="tiny", vocab=ByteVocab(), template=ChatTemplate(template, eos_token="<eos>")
-    )
+def served_model(template: str | None = None, **more: Any) -> ServedModel:
+    fields = {"vocab": ByteVocab(), **more}
+    return ServedModel(alias="tiny", template=ChatTemplate(template, eos_token="<eos>"), **fields)
 
 
 @contextmanager

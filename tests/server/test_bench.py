@@ -17,7 +17,6 @@ from tests.server.server_process import until
 from tests.server.serving import serving_models
 
 from headstart.app.cli import serve
-from headstart.app.cli.command import Command
 from headstart.config import Config, EngineConfig, SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.state import StateFile
@@ -138,9 +137,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 
 @pytest.mark.parametrize("flags", [[], ["--cache-disk", "100"]])
 @pytest.mark.parametrize("command", [COMMAND, tune.COMMAND])
-def test_its_server_keeps_prompts_on_the_disk_only_if_that_was_asked_for(
-    command: Command, flags: list[str], started: Started
-) -> None:
+def test_its_server_keeps_prompts_on_the_disk_only_if_that_was_asked_for(command, flags, started):
     with suppress(HeadstartError):
         command(flags)
     ((words, _, _),) = started

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from tests.server.fake_worker import FakeWorker
@@ -146,7 +145,7 @@ def test_a_pattern_as_trigger_is_not_supported(client):
 def test_what_flags_demand_holds_for_requests_that_demand_nothing():
     form = Constraint(kind=ConstraintKind.GBNF, text='root ::= "b"')
     worker = FakeWorker()
-    model = replace(served_model(), defaults=RequestDefaults(constraint=form))
+    model = served_model(defaults=RequestDefaults(constraint=form))
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     with serving(worker, model=model) as client:
         assert constraint_of(client, worker, {}) == form

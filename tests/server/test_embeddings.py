@@ -171,9 +171,7 @@ def test_what_cannot_be_ranked_is_refused(ranking: httpx2.Client, body: dict[str
     assert answer.status_code == 400, answer.text
 
 
-def test_other_servers_say_what_to_start_with(
-    client: httpx2.Client, ranking: httpx2.Client, embedding: httpx2.Client
-) -> None:
+def test_other_servers_say_what_to_start_with(client, ranking, embedding) -> None:
     for one, path, flag in (
         (client, "/v1/embeddings", "--embeddings"),
         (client, "/embedding", "--embeddings"),

@@ -30,9 +30,7 @@ from headstart.config import (
 )
 from headstart.server.infill import infill_prompt
 from headstart.server.schemas import InfillBody, InfillExtra
-from headstart.server.service import ServedModel
 from headstart.testing import ByteVocab
-from headstart.text.chat_template import ChatTemplate
 from headstart.types import FimTokens
 from headstart.types.report import WorkerInfo
 
@@ -72,10 +70,6 @@ class StartVocab(RepositoryVocab):
     add_bos = True
 
 
-def model_of(vocab: ByteVocab) -> ServedModel:
-    return replace(served_model(), vocab=vocab)
-
-
 def prompt_of(vocab: ByteVocab, info: WorkerInfo = INFO, **fields: object) -> list[int]:
     return infill_prompt(
         InfillBody(**{"input_prefix": "a", "input_suffix": "b"} | fields), vocab, info
@@ -84,7 +78,7 @@ def prompt_of(vocab: ByteVocab, info: WorkerInfo = INFO, **fields: object) -> li
 
 def test_llama_vims_request_gets_the_fields_it_asks_for_and_no_others():
     worker = FakeWorker()
-    with serving(worker, model=model_of(FillingVocab())) as client:
+    with serving(worker, model=served_model(vocab=FillingVocab())) as client:
         answer = client.post("/infill", json=LLAMA_VIM).json()
         assert list(answer) == FIELDS
         assert (answer["content"], answer["timings/predicted_n"], answer["truncated"]) == (
@@ -107,7 +101,7 @@ def test_llama_vims_request_gets_the_fields_it_asks_for_and_no_others():
 
 @pytest.fixture(scope="module")
 def filling():
-    with serving(model=model_of(FillingVocab())) as client:
+    with serving(model=served_model(vocab=FillingVocab())) as client:
         yield client
 
 
@@ -209,7 +203,7 @@ def test_the_last_files_that_fit_stay_whole_and_a_prompt_begins_as_the_one_befor
 def test_a_vocabulary_without_markers_cannot_fill_in(fim, missing):
     vocab = FillingVocab()
     vocab.fim = fim
-    with serving(model=model_of(vocab)) as client:
+    with serving(model=served_model(vocab=vocab)) as client:
         response = client.post("/infill", json=LLAMA_VIM)
         assert response.status_code == 501
         assert response.json()["error"]["type"] == "not_supported_error"
@@ -296,8 +290,7 @@ def test_a_stream_names_the_slot_that_works(sdk: Any) -> None:
 
 def test_a_suffix_asks_for_what_comes_before_it() -> None:
     worker = FakeWorker()
-    model = ServedModel(alias="m", vocab=FillingVocab(), template=ChatTemplate(None))
-    with serving(worker, model=model) as client:
+    with serving(worker, model=served_model(vocab=FillingVocab())) as client:
         answer = client.post(
             "/v1/completions", json={"prompt": ["ab", "c"], "suffix": "yz", "echo": True}
         ).json()

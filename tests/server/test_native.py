@@ -9,7 +9,6 @@ from tests.server.fake_worker import INFO, FakeWorker, say
 from tests.server.serving import error_of, events_of, served_model, serving
 
 from headstart.config import ChatConfig, Config, SchedulerConfig
-from headstart.server.service import ServedModel
 from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
 from headstart.types import DraftMode
@@ -335,11 +334,7 @@ def test_a_last_assistant_message_is_continued(client, worker):
 
 
 def test_template_arguments_come_from_the_request():
-    model = ServedModel(
-        alias="m",
-        vocab=ByteVocab(),
-        template=ChatTemplate("{{ enable_thinking }} {{ tools[0].function.name }} {{ a }}"),
-    )
+    model = served_model("{{ enable_thinking }} {{ tools[0].function.name }} {{ a }}")
     with serving(model=model) as client:
         body = {
             "messages": [{"role": "user", "content": "x"}], "reasoning_effort": "none",
@@ -360,9 +355,8 @@ class BosVocab(ByteVocab):
 def test_the_start_token_is_there_once():
     template = ChatTemplate("{{ bos_token }}{{ messages[0].content }}", bos_token="<bos>")
     worker = FakeWorker()
-    with serving(
-        worker, model=ServedModel(alias="m", vocab=BosVocab(), template=template)
-    ) as client:
+    model = dataclasses.replace(served_model(vocab=BosVocab()), template=template)
+    with serving(worker, model=model) as client:
         client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "a"}]})
         client.post("/completion", json={"prompt": "a"})
         client.post("/completion", json={"prompt": [97]})
@@ -371,12 +365,8 @@ def test_the_start_token_is_there_once():
 
 def test_defaults_of_chats_are_the_command_lines():
     defaults = ChatConfig(chat_template_kwargs='{"a": 1, "b": 2}', prefill_assistant=False)
-    model = ServedModel(
-        alias="m",
-        vocab=ByteVocab(),
-        template=ChatTemplate("{{ a }}{{ b }}{{ messages | length }}{{ messages[0].content }}"),
-        config=Config(chat=defaults),
-    )
+    template = "{{ a }}{{ b }}{{ messages | length }}{{ messages[0].content }}"
+    model = served_model(template, config=Config(chat=defaults))
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     with serving(model=model) as client:
         body = {"messages": messages, "chat_template_kwargs": {"b": 3}}
@@ -385,9 +375,7 @@ def test_defaults_of_chats_are_the_command_lines():
 
 def test_what_the_server_was_started_with_decides_whether_prompts_are_cached():
     worker = FakeWorker()
-    model = dataclasses.replace(
-        served_model(), config=Config(scheduler=SchedulerConfig(cache_prompt=False))
-    )
+    model = served_model(config=Config(scheduler=SchedulerConfig(cache_prompt=False)))
     with serving(worker, model=model) as client:
         client.post("/completion", json={"prompt": "a"})
         client.post("/completion", json={"prompt": "a", "cache_prompt": True})

@@ -82,9 +82,7 @@ def test_a_prompt_is_answered_continued_or_filled(ask: Any, worker: FakeWorker) 
     assert caught.value.status_code == 501
 
 
-def test_fields_that_ollamas_client_sends_empty_change_nothing(
-    client: httpx2.Client, worker: FakeWorker
-) -> None:
+def test_fields_that_ollamas_client_sends_empty_change_nothing(client, worker) -> None:
     empty = {"suffix": "", "system": "", "template": "", "format": "", "options": None}
     for more in ({}, {"raw": True}):
         asked = {"prompt": "Why?", "stream": False, **more}
@@ -248,9 +246,7 @@ def test_think_keeps_the_templates_other_variables() -> None:
         ("/v1/messages", {"messages": MESSAGES, "temperature": "hot"}, "temperature is 'hot'"),
     ],
 )
-def test_a_field_that_cannot_be_honoured_is_the_clients_fault(
-    client: httpx2.Client, path: str, body: dict[str, Any], says: str
-) -> None:
+def test_a_field_that_cannot_be_honoured_is_the_clients_fault(client, path, body, says) -> None:
     answer = client.post(path, json=body)
     assert answer.status_code == 400
     assert says in answer.text

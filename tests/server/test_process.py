@@ -99,9 +99,7 @@ def leave(server: Server, body: dict[str, object], when: Callable[[socket.socket
         when(connection)
 
 
-def test_clients_that_leave_while_generating_prefilling_or_queued_free_their_slots(
-    server: Server, client: httpx2.Client
-) -> None:
+def test_clients_that_leave_while_generating_prefilling_or_queued_free_their_slots(server, client):
     def generating(connection: socket.socket) -> None:
         received = b""
         while b'"content"' not in received:
@@ -138,9 +136,7 @@ def test_clients_that_leave_while_generating_prefilling_or_queued_free_their_slo
     assert client.post("/v1/chat/completions", json=CHAT).status_code == 200
 
 
-def test_an_engine_that_aborts_fails_its_requests_and_is_restarted(
-    server: Server, client: httpx2.Client
-) -> None:
+def test_an_engine_that_aborts_fails_its_requests_and_is_restarted(server, client) -> None:
     before = client.post("/v1/chat/completions", json=CHAT).json()["choices"][0]["message"][
         "content"
     ]

@@ -130,9 +130,7 @@ def test_a_childs_own_port_wants_the_routers_key(server: Server, client: httpx2.
     assert direct.status_code == 401
 
 
-def test_killing_a_child_ends_its_requests_only_and_each_says_so(
-    server: Server, client: httpx2.Client
-) -> None:
+def test_killing_a_child_ends_its_requests_only_and_each_says_so(server, client) -> None:
     for name in ("one", "two"):
         assert ask(client, name).status_code == 200
     other: list[bytes] = []

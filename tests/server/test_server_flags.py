@@ -104,7 +104,6 @@ def test_a_sampling_flag_out_of_range_is_refused(config, says):
 
 
 def test_a_request_gets_the_servers_defaults_where_it_says_nothing():
-    model = served_model()
     defaults = request_defaults(
         SamplingConfig(
             numbers={"temperature": 0.1, "top_k": -5}, seed=5, predict=7, reverse_prompt="END"
@@ -112,10 +111,7 @@ def test_a_request_gets_the_servers_defaults_where_it_says_nothing():
         {},
     )
     worker = FakeWorker()
-    served = ServedModel(
-        alias="tiny", vocab=model.vocab, template=model.template, defaults=defaults
-    )
-    with serving(worker, model=served) as client:
+    with serving(worker, model=served_model(defaults=defaults)) as client:
         client.post("/completion", json={"prompt": "a"})
         client.post("/completion", json={"prompt": "a", "temperature": 2, "seed": -1, "stop": "x"})
         props = client.get("/props").json()["default_generation_settings"]["params"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from tests.images import (
     sound_part,
     wav,
 )
-from tests.server.server_process import Server
 from tests.server.serving import error_of, openai_of, serving_models
 from tests.server.test_images import KINDS, chat
 
@@ -133,9 +131,7 @@ def test_what_is_no_transcription_is_a_clear_error(client: httpx2.Client, fields
 
 
 @pytest.mark.parametrize("is_form", [True, False])
-def test_no_field_of_a_transcription_is_parsed_into_millions_of_objects(
-    client: httpx2.Client, is_form: bool
-) -> None:
+def test_no_field_of_a_transcription_is_parsed_into_millions_of_objects(client, is_form) -> None:
     """The text of a field is not part of the structure of its body, which has a limit."""
     seed = "[" + "{}," * 999 + "{}]"
     fields = {"file": encoded(wav(1)), "seed": seed}
@@ -216,9 +212,7 @@ def test_a_sound_of_minutes_has_a_chunk_for_each_half(client: httpx2.Client) -> 
         (mp3(26000), "0.1 to 600"),
     ],
 )
-def test_what_is_no_sound_is_a_clear_error(
-    seeing_server: Server, client: httpx2.Client, sound: bytes, says: str
-) -> None:
+def test_what_is_no_sound_is_a_clear_error(seeing_server, client, sound, says) -> None:
     before = seeing_server.engine_pid()
     assert says in error_of(count(client, sound), 400)
     assert seeing_server.engine_pid() == before
@@ -237,9 +231,7 @@ def test_no_tag_of_an_mp3_may_promise_more_than_there_is(client: httpx2.Client) 
 
 
 @pytest.mark.parametrize("part_of", [image_part, sound_part])
-def test_damaged_files_end_neither_the_engine_nor_other_requests(
-    seeing_server: Server, client: httpx2.Client, part_of: Callable[[bytes], dict[str, Any]]
-) -> None:
+def test_damaged_files_end_neither_the_engine_nor_other_requests(seeing_server, client, part_of):
     random, before = np.random.default_rng(0), seeing_server.engine_pid()
     files, number = [KINDS[kind] for kind in ("png", "jpeg", "gif")], 300
     if part_of is sound_part:

@@ -138,7 +138,7 @@ def test_models_do_not_ask_the_worker():
 @pytest.mark.parametrize("name", ["", "ui_mcp_proxy"])
 def test_pages_are_told_whether_they_have_a_proxy(name: str) -> None:
     tools = ToolsConfig(**({name: True} if name else {}))
-    with serving(model=replace(served_model(), config=Config(tools=tools))) as client:
+    with serving(model=served_model(config=Config(tools=tools))) as client:
         assert client.get("/props").json()["cors_proxy_enabled"] is bool(name)
 
 
@@ -191,7 +191,7 @@ def test_choices_of_a_call_have_the_sum_of_their_numbers():
 
 
 def test_the_model_has_aliases_tags_and_a_file_type():
-    served = replace(served_model(), aliases=("small",), tags=("a", "b"))
+    served = served_model(aliases=("small",), tags=("a", "b"))
     with serving(model=served) as client:
         (entry,) = client.get("/v1/models").json()["data"]
         assert client.get("/v1/models/small").json()["id"] == "tiny"

@@ -76,9 +76,7 @@ def test_each_turn_of_a_conversation_is_counted_once(client: httpx2.Client, monk
     assert second - first == third - second > 100
 
 
-def test_the_input_is_weighed_before_the_answer_off_the_event_loop(
-    client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_input_is_weighed_before_the_answer_off_the_event_loop(client, monkeypatch) -> None:
     weighing = threads_of(monkeypatch, responses, "json_bytes")
     client.post("/v1/responses", json={"input": "Hi"})
     assert weighing

@@ -85,9 +85,7 @@ def _content(response: httpx2.Response, stream: bool) -> str:
         ({"regex": "(a"}, "unclosed group"),
     ],
 )
-def test_what_cannot_be_compiled_is_400_before_any_header(
-    client: httpx2.Client, fields: dict[str, object], says: str, stream: bool
-) -> None:
+def test_what_cannot_be_compiled_is_400_before_any_header(client, fields, says, stream) -> None:
     response = client.post("/completion", json={"prompt": "a", "stream": stream} | fields)
     assert says in error_of(response, 400)
     assert response.json()["error"]["type"] == "invalid_request_error"

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 from tests.server.fake_worker import FakeWorker, say
-from tests.server.serving import error_of, openai_of, serving
+from tests.server.serving import error_of, openai_of, served_model, serving
 from tests.templates.conversations import TOOLS
 
-from headstart.server.service import ServedModel
-from headstart.testing import ByteVocab
-from headstart.text.chat_template import ChatTemplate
 from headstart.types.constraint import NO_LIMIT, ConstraintKind, ThoughtMarks
 from headstart.types.request import ReplyEvent
 
@@ -41,8 +38,7 @@ def worker():
 
 @pytest.fixture(scope="module")
 def client(worker):
-    model = ServedModel(alias="m", vocab=ByteVocab(), template=ChatTemplate(TEMPLATE))
-    with serving(worker, model=model) as client:
+    with serving(worker, model=served_model(TEMPLATE)) as client:
         yield client
 
 
@@ -184,10 +180,9 @@ def test_a_lazy_grammar_does_not_begin_inside_thoughts(client, worker):
 
 def test_an_answer_that_may_begin_with_thoughts_is_constrained_behind_them():
     source = TEMPLATE.replace("<think>{% endif %}{% endif %}", "{% endif %}{% endif %}")
-    model = ServedModel(alias="m", vocab=ByteVocab(), template=ChatTemplate(source))
     worker = FakeWorker(lambda request: say(request, b"{}"))
     marks = ThoughtMarks(b"<think>", b"</think>", is_open=False, opening=tuple(b"<think>"))
-    with serving(worker, model=model) as client:
+    with serving(worker, model=served_model(source)) as client:
         for fields in (
             {"json_schema": {"type": "object"}, "tools": []},
             {"tool_choice": "required"},

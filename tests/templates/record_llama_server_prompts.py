@@ -29,11 +29,7 @@ from headstart.extras.bench.client import running
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.templates.conversations import (  # noqa: E402
-    BUILT_IN_CONVERSATIONS,
-    CONVERSATIONS,
-    FIXTURE,
-)
+from tests.templates.conversations import BUILT_IN_CONVERSATIONS, CONVERSATIONS, FIXTURE  # noqa: E402
 
 
 def main() -> None:

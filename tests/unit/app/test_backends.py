@@ -77,9 +77,7 @@ def pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return write
 
 
-def test_the_libraries_of_an_archive_are_installed_and_nothing_else_is_left(
-    site: Site, pin: Callable[..., None], tmp_path: Path
-) -> None:
+def test_the_libraries_of_an_archive_are_installed_and_nothing_else_is_left(site, pin, tmp_path):
     folder = tmp_path / "cache/libllama"
     folder.mkdir(parents=True)
     (folder / "old.so").touch()
@@ -112,18 +110,14 @@ def test_a_wrong_archive_changes_nothing(site: Site, pin: Callable[..., None], t
     assert [path.name for path in folder.parent.iterdir()] == ["libllama"]
 
 
-def test_a_site_that_does_not_answer_is_named(
-    site: Site, pin: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_site_that_does_not_answer_is_named(site, pin, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # between the tries of the hub's client
     pin(site.add("a.whl", b"new") | {"url": "http://127.0.0.1:1/a.whl"})
     with pytest.raises(ModelError, match=r"127\.0\.0\.1:1/a\.whl cannot be downloaded"):
         install("cpu", tmp_path / "cache/libllama")
 
 
-def test_a_backend_without_an_archive_says_what_there_is_and_how_to_compile_it(
-    site: Site, pin: Callable[..., None], tmp_path: Path
-) -> None:
+def test_a_backend_without_an_archive_says_what_there_is_and_how_to_compile_it(site, pin, tmp_path):
     pin(site.add("a.whl", b"new"))
     with pytest.raises(ConfigError, match=r"no prebuilt rocm .*\(there are: cpu\)") as caught:
         install("rocm", tmp_path / "x")
@@ -147,9 +141,7 @@ def test_without_libllama_the_remedy_is_a_download_only_where_there_is_one(
             find_library.load()
 
 
-def test_a_release_is_pinned_and_its_library_generates(
-    site: Site, pin: Callable[..., None], tmp_path: Path
-) -> None:
+def test_a_release_is_pinned_and_its_library_generates(site, pin, tmp_path) -> None:
     """As at a release: an index of wheels, the table made from it, `headstart generate`."""
     tag = this_platform().replace("-", "_")
     name = f"llama_cpp_python-{binding.RELEASE}-py3-none-{tag}.whl"
@@ -204,9 +196,7 @@ def plant(folder: Path, name: str, words: str, code: int = 0) -> None:
     (folder / name).chmod(0o755)
 
 
-def test_a_card_that_this_build_cannot_use_is_named_with_the_remedy(
-    site: Site, pin: Callable[..., None], bin_folder: Path
-) -> None:
+def test_a_card_that_this_build_cannot_use_is_named_with_the_remedy(site, pin, bin_folder) -> None:
     plant(bin_folder, "nvidia-smi", "NVIDIA RTX 4090")
     pin()
     (told,) = cards.remarks(["CPU"], -1)
@@ -220,9 +210,7 @@ def test_a_card_that_this_build_cannot_use_is_named_with_the_remedy(
     assert cards.remarks(["CPU", "GPU"], 99) == []
 
 
-def test_without_libllama_the_one_for_the_card_is_offered(
-    site: Site, pin: Callable[..., None], bin_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_libllama_the_one_for_the_card_is_offered(site, pin, bin_folder, monkeypatch):
     monkeypatch.setattr(find_library, "find", lambda: None)
     plant(bin_folder, "nvidia-smi", "NVIDIA RTX 4090")
     cpu = site.add("a.whl", b"new")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from headstart.app.cli.verify import COMMAND
 from headstart.app.verify import TEMPERATURES, TextComparison, verify
 from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
-from headstart.sampling.verify import Note, emit
+from headstart.sampling.verify import emit
 from headstart.scheduler import commit
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.widths import change_by_order
@@ -74,15 +75,8 @@ def test_the_help_names_the_temperatures() -> None:
 
 
 def test_a_draft_token_that_leaks_past_verification_is_found(monkeypatch) -> None:
-    def leak(
-        sampler: Sampler,
-        logits: NDArray[np.float32],
-        draft: Sequence[int],
-        position: int,
-        end_tokens: Container[int],
-        note: Note | None = None,
-    ) -> list[int]:
-        emitted = emit(sampler, logits, draft, position, end_tokens, note)
+    def leak(sampler: Sampler, logits: Any, draft: Sequence[int], *given: Any) -> list[int]:
+        emitted = emit(sampler, logits, draft, *given)
         is_rejected = draft and emitted[-1] != draft[min(len(emitted), len(draft)) - 1]
         return (
             [*emitted[:-1], draft[len(emitted) - 1]]
@@ -97,15 +91,8 @@ def test_a_draft_token_that_leaks_past_verification_is_found(monkeypatch) -> Non
 
 
 def test_a_noise_counter_off_by_one_behind_drafts_is_found(monkeypatch) -> None:
-    def miscount(
-        sampler: Sampler,
-        logits: NDArray[np.float32],
-        draft: Sequence[int],
-        position: int,
-        end_tokens: Container[int],
-        note: Note | None = None,
-    ) -> list[int]:
-        return emit(sampler, logits, draft, position + bool(draft), end_tokens, note)
+    def miscount(sampler: Sampler, logits: Any, draft: Any, at: int, *given: Any) -> list[int]:
+        return emit(sampler, logits, draft, at + bool(draft), *given)
 
     monkeypatch.setattr(commit, "emit", miscount)
     verdict = run()

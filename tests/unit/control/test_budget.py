@@ -175,9 +175,7 @@ def plan_evenly(budget: Budget, slots: Sequence[SlotDraft], max_rows: int = 2048
     st.lists(st.lists(st.floats(0.01, 1.0), max_size=8), min_size=1, max_size=4),
     st.integers(0, 20),
 )
-def test_where_every_slot_computes_as_many_rows_the_best_common_length_is_taken(
-    conditional: list[list[float]], room: int
-) -> None:
+def test_where_every_slot_computes_as_many_rows_the_best_common_length_is_taken(conditional, room):
     drafts, cost = [list(accumulate(rates, mul)) for rates in conditional], CostTable()
     for _ in range(4):
         for rows in range(1, 33):

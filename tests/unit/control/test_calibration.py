@@ -222,9 +222,7 @@ def test_the_namespaces_used_longest_ago_are_forgotten_first() -> None:
     assert (len(kept) + 1) * 2 * MAX_TOKENS > MAX_TOTAL >= len(kept) * 2 * MAX_TOKENS
 
 
-def test_a_request_looks_at_the_tokens_of_its_own_namespace_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_request_looks_at_the_tokens_of_its_own_namespace_only(monkeypatch) -> None:
     """60 ms for 100,000 tenants, within a step."""
     calibration, looks = Calibration(), list[TokenOdds]()
 

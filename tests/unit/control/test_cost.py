@@ -77,9 +77,7 @@ def test_a_machine_that_changes_its_speed_is_believed_after_a_few_steps(factor: 
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.floats(0.01, 1e5)), min_size=1, max_size=40))
-def test_the_curve_is_positive_and_never_falls_where_steps_are_wide(
-    samples: list[tuple[int, float]],
-) -> None:
+def test_the_curve_is_positive_and_never_falls_where_steps_are_wide(samples) -> None:
     table = CostTable()
     for rows, milliseconds in samples:
         table.observe(rows, 100, milliseconds)
@@ -287,9 +285,7 @@ def jumping_warm_up(times: Sequence[tuple[float, float]]) -> list[Sample]:
 @settings(deadline=None)
 @given(st.lists(st.tuples(TIMES, TIMES), max_size=24), STEPS)
 @example([(2.0, 1.0), (1.0, 2.0), (1.0, 3.0)], [(1, 0, 1.0), (2, 0, 1.0)])
-def test_a_machine_whose_times_jump_has_a_cost_for_every_step(
-    times: list[tuple[float, float]], steps: list[tuple[int, int, float]]
-) -> None:
+def test_a_machine_whose_times_jump_has_a_cost_for_every_step(times, steps) -> None:
     controller, table = Controller(), CostTable()
     if times:
         controller.learn_costs(jumping_warm_up(times))

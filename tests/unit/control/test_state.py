@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,9 +67,7 @@ def test_a_draft_model_may_come_and_go_and_stays_known(path: Path) -> None:
 @pytest.mark.parametrize(
     "content", ['{"version":1,"cost":{}}', '{"version":0}', '{"version":1,"learned_for":7}', "{"]
 )
-def test_a_state_that_cannot_be_read_or_names_no_model_is_not_used_and_replaced(
-    path: Path, content: str
-) -> None:
+def test_a_state_that_cannot_be_read_or_names_no_model_is_not_used_and_replaced(path, content):
     path.parent.mkdir()
     path.write_text(content)
     assert StateFile(path, TARGET).why_not
@@ -107,9 +104,7 @@ def no_rename(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("failure", [full_disk, no_rename])
-def test_a_failed_write_leaves_the_old_state_and_nothing_beside_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch, failure: Callable[[pytest.MonkeyPatch], None]
-) -> None:
+def test_a_failed_write_leaves_the_old_state_and_nothing_beside_it(path, monkeypatch, failure):
     learned(path, TARGET)
     before = path.read_bytes()
     failure(monkeypatch)
@@ -119,9 +114,7 @@ def test_a_failed_write_leaves_the_old_state_and_nothing_beside_it(
     assert path.read_bytes() == before
 
 
-def test_a_file_that_cannot_be_written_later_is_noticed_at_once_and_not_touched(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_written_later_is_noticed_at_once_and_not_touched(path, monkeypatch):
     learned(path, TARGET)
     before, inode = path.read_bytes(), path.stat().st_ino
     for place in (path, path.parent):

@@ -143,11 +143,9 @@ def test_a_mapped_file_may_be_larger_than_main_memory() -> None:
         )
 
 
-def with_snapshots(
-    state: int, *, context: int = TRAIN, max_draft: int = 32, **of_target: bool
-) -> Fitted:
+def with_snapshots(state: int, *, max_draft: int = 32, **of_target: bool) -> Fitted:
     """Of a recurrent model with states of so many bytes."""
-    config = EngineConfig(context=context, ctx_checkpoints=0 if "no_copies" in of_target else 32)
+    config = EngineConfig(context=TRAIN, ctx_checkpoints=0 if "no_copies" in of_target else 32)
     of_target.pop("no_copies", None)
     return fit(
         Part(MODEL, config, Limits(4, 4, max_draft), **of_target),

@@ -276,9 +276,7 @@ def test_its_options_are_flags_once_it_is_installed(installed: Path) -> None:
         ("raise SystemExit('no numpy')", "SystemExit: no numpy"),
     ],
 )
-def test_a_package_that_cannot_be_imported_stops_only_a_server_that_names_it(
-    installed: Path, code: str, says: str
-) -> None:
+def test_a_package_that_cannot_be_imported_stops_only_a_server_that_names_it(installed, code, says):
     (installed / "headstart_frequent.py").write_text(code)
     said = f"frequent.*headstart_frequent: {says}"
     answered = run(

@@ -320,12 +320,10 @@ def test_a_near_tie_is_a_choice_that_is_won_by_less_than_its_margin(temperature:
 CLOSING = tuple(b"!</t>")
 
 
-def counter(
-    max_tokens: int = 3, *, is_thinking: bool = True, start: bytes = b"<t>"
-) -> ThoughtCounter:
+def counter(max_tokens: int = 3, *, is_thinking: bool = True) -> ThoughtCounter:
     limit = ThoughtLimit(
         max_tokens=max_tokens,
-        start=start,
+        start=b"<t>",
         ends=(b"</t>",),
         closing=CLOSING,
         is_thinking=is_thinking,

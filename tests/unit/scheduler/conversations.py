@@ -8,7 +8,9 @@ from random import Random
 from tests.harness import EOS, Model, make_scheduler, run_checked
 
 from headstart.sampling import SamplingParams
+from headstart.scheduler.prompt_store import StoredBlock, StoredPrompt
 from headstart.scheduler.scheduler import Scheduler
+from headstart.structures.prefix import packed
 from headstart.types.request import Request
 
 
@@ -46,3 +48,8 @@ def with_system_prompt(number: int, turn: int = 0) -> Request:
     system = [(i * i) % EOS for i in range(200)]
     prompt = system + [random.randrange(EOS) for _ in range(60 * (turn + 1))]
     return replace(conversation(number), request_id=f"s{number}.{turn}", prompt=prompt)
+
+
+def stored_prompt(tokens: list[int], namespace: str = "", num_bytes: int = 10) -> StoredPrompt:
+    block = StoredBlock(0, len(tokens), bytes(num_bytes))
+    return StoredPrompt(namespace, packed(tokens), (block,))

@@ -33,7 +33,6 @@ from tests.planted import fail_at
 
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.step import StepPlan
 from headstart.types import CacheKind, Draft, DraftMode, DraftRequest
 from headstart.types.errors import EngineError, RequestError
@@ -57,14 +56,6 @@ def stats_of(answers: dict[str, Answer]) -> list[RequestStats]:
     return [answer.stats for answer in answers.values()]
 
 
-def chain_scheduler(
-    engine: Model, spec: SpeculationConfig, controller: Controller | None = None
-) -> Scheduler:
-    return make_scheduler(
-        engine, make_speculators(CHAIN, lambda: Model(2, skew=0.3)), spec, controller
-    )
-
-
 @pytest.mark.parametrize("spec", [fixed(4), AUTO, SpeculationConfig(spec="auto", draft_min=3)])
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_each_step_of_a_slot_is_a_draft_or_a_reason_of_every_speculator(spec, seed) -> None:
@@ -75,8 +66,8 @@ def test_each_step_of_a_slot_is_a_draft_or_a_reason_of_every_speculator(spec, se
         SpeculativeParams(mode=DraftMode.OFF),
     )
     requests = [replace(r, speculative=wishes[i % 4]) for i, r in enumerate(make_requests(12))]
-    engine = Model(2)
-    scheduler = chain_scheduler(engine, spec, None if seed is None else RandomController(seed))
+    engine, controller = Model(2), None if seed is None else RandomController(seed)
+    scheduler = make_scheduler(engine, make_speculators(CHAIN), spec, controller)
     answers = run_checked(scheduler, requests)
     for request in requests:
         stats, wish = answers[request.request_id].stats, request.speculative
@@ -99,7 +90,7 @@ def test_each_step_of_a_slot_is_a_draft_or_a_reason_of_every_speculator(spec, se
 def test_requests_and_totals_agree_also_while_they_run() -> None:
     requests = make_requests(10)
     engine = Model(2)
-    scheduler = chain_scheduler(engine, AUTO, RandomController())
+    scheduler = make_scheduler(engine, make_speculators(CHAIN), AUTO, RandomController())
     submit_all(scheduler, requests)
     ended: list[RequestStats] = []
     for _ in steps(scheduler):
@@ -120,7 +111,7 @@ def test_requests_and_totals_agree_also_while_they_run() -> None:
 def test_the_second_of_two_fixed_speculators_is_outbid_and_not_even_asked() -> None:
     requests = make_requests(3)
     engine = Model()
-    chain = [Oracle(engine, requests, wrong=0.0), *make_speculators(["suffix"], Model)]
+    chain = [Oracle(engine, requests, wrong=0.0), *make_speculators(["suffix"])]
     for stats in stats_of(run(make_scheduler(engine, chain), requests)):
         counts = stats.by_speculator["suffix"]
         assert (counts.num_calls, counts.reasons["outbid"]) == (0, stats.drafts.num_drafts)
@@ -154,16 +145,6 @@ def test_what_is_cut_to_nothing_is_below_break_even_and_so_is_what_was_worth_les
         assert "below break-even" not in by["oracle"].reasons
 
 
-def test_a_model_that_is_not_asked_has_a_reason_of_its_own() -> None:
-    engine, requests = Model(), make_requests(2)
-    model, control = Oracle(engine, requests), Controller()
-    model.is_model, control.may_ask_model_now = True, lambda speculator: False
-    scheduler = make_scheduler(engine, [model], AUTO, control)
-    for stats in stats_of(run(scheduler, requests)):
-        counts = stats.by_speculator["oracle"]
-        assert counts.num_calls == 0 < counts.reasons["resting: its drafts did not pay"]
-
-
 @pytest.mark.parametrize("drafts", [[], [Draft(), Draft([99])]])
 def test_a_model_that_failed_to_draft_is_asked_nothing_more(drafts: list[Draft]) -> None:
     """Its answers would be worth nothing, and a second error would hide the first."""
@@ -188,14 +169,15 @@ def test_a_model_that_failed_to_draft_is_asked_nothing_more(drafts: list[Draft])
     assert not any(asked_after)
 
 
-def test_a_resting_model_drafts_for_a_length_set_by_hand_and_not_for_those_beside_it() -> None:
+@pytest.mark.parametrize("mode", [None, DraftMode.FIXED])
+def test_a_resting_model_drafts_for_a_length_set_by_hand_and_not_for_those_beside_it(mode) -> None:
     engine, requests = Model(), make_requests(2)
-    requests[0] = replace(requests[0], speculative=SpeculativeParams(mode=DraftMode.FIXED))
+    requests[0] = replace(requests[0], speculative=SpeculativeParams(mode=mode))
     model, control = Oracle(engine, requests), Controller()
     model.is_model, control.may_ask_model_now = True, lambda speculator: False
     scheduler = make_scheduler(engine, [model], AUTO, control)
-    by_hand, auto = (one.by_speculator["oracle"] for one in stats_of(run(scheduler, requests)))
-    assert by_hand.num_calls > 0
+    first, auto = (one.by_speculator["oracle"] for one in stats_of(run(scheduler, requests)))
+    assert (first.num_calls > 0) == (mode is DraftMode.FIXED)
     assert auto.num_calls == 0 < auto.reasons["resting: its drafts did not pay"]
     assert not set(auto.reasons) & {"below break-even", "tried on another slot first"}
 
@@ -317,7 +299,7 @@ TEXTS_AND_MODEL = ("suffix", "ngram-cache", "draft-model")
 def steps_of(is_auto: bool, wants_provenance: bool) -> dict[str, list[TokenEvent]]:
     """The steps of twelve requests; their answers are what they must be."""
     engine = Model(2)
-    speculators = make_speculators(TEXTS_AND_MODEL, lambda: Model(2, skew=0.3))
+    speculators = make_speculators(TEXTS_AND_MODEL)
     spec, controller = (AUTO, RandomController(3)) if is_auto else (fixed(4), None)
     scheduler = make_scheduler(engine, speculators, spec, controller)
     requests = [replace(r, wants_provenance=wants_provenance) for r in make_requests(12)]

@@ -25,7 +25,6 @@ from tests.harness import (
 )
 from tests.planted import fail_at
 
-from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.step import StepRecord
@@ -55,13 +54,6 @@ class Device(Model):
         return super().wait()
 
 
-def drafting_scheduler(
-    engine: Model, spec: SpeculationConfig | None = None, **limits: int
-) -> Scheduler:
-    chain = make_speculators(CHAIN, lambda: Model(2, skew=0.3))
-    return make_scheduler(engine, chain, spec, **limits)
-
-
 def counted(scheduler: Scheduler, answers: dict[str, Answer]) -> list[object]:
     """All that was counted."""
     stats = [answers[name].stats for name in sorted(answers)]
@@ -81,7 +73,7 @@ def test_texts_and_counts_are_those_of_a_device_that_is_waited_for(cache_kind: C
         engine = Device(cache_kind=cache_kind)
         engine.is_asynchronous = is_asynchronous
         engine.padding_sequence = None  # control learns a step later when rows are added
-        scheduler = drafting_scheduler(engine, fixed(4))
+        scheduler = make_scheduler(engine, make_speculators(CHAIN), fixed(4))
         answers = run_checked(scheduler, requests)
         learned = scheduler.drafting.controller.describe()
         for model in learned["draft_models"].values():
@@ -109,7 +101,7 @@ def test_control_learns_of_a_models_draft_while_a_device_verifies_it(*, is_async
     request = endless([1, 2, 3], 30)
     engine = Device()
     engine.is_asynchronous = is_asynchronous
-    model = make_speculators(("draft-model",), lambda: Model(2, skew=0.3))
+    model = make_speculators(("draft-model",))
     scheduler = make_scheduler(engine, model, controller=NotingController(engine.log))
     run(scheduler, [request])
     told = engine.log[engine.log.index("learned") - 1 :]
@@ -139,7 +131,7 @@ def test_events_go_out_while_a_device_computes_the_next_step_and_else_at_once(is
 
 def test_a_cancelled_request_has_counted_its_last_step() -> None:
     request = endless([1, 2, 3], 100)
-    scheduler = drafting_scheduler(Device(), fixed(4))
+    scheduler = make_scheduler(Device(), make_speculators(CHAIN), fixed(4))
     submit_all(scheduler, [request], 8)
     scheduler.cancel(request.request_id)
     scheduler.step()
@@ -150,7 +142,7 @@ def test_a_cancelled_request_has_counted_its_last_step() -> None:
 
 def test_a_request_whose_decode_fails_has_told_its_tokens_and_counted_its_steps() -> None:
     fail_at(engine := Device(), [5])
-    scheduler = drafting_scheduler(engine, fixed(4))
+    scheduler = make_scheduler(engine, make_speculators(CHAIN), fixed(4))
     scheduler.submit(endless([1, 2, 3], 100))
     *tokens, end = [event for _ in steps(scheduler) for event in scheduler.take_events()]
     assert len(tokens) == 5
@@ -252,7 +244,7 @@ def test_a_request_that_was_put_back_begins_again_with_all_it_emitted() -> None:
 
 def test_the_earlier_answer_to_the_same_prompt_is_not_copied_though_the_prompt_is_cached() -> None:
     engine = Model()
-    scheduler = make_scheduler(engine, make_speculators(["suffix"], Model), fixed(8))
+    scheduler = make_scheduler(engine, make_speculators(["suffix"]), fixed(8))
     for prompt in ([3], LONG.prompt):
         first, second = (endless(prompt, 40, name) for name in ("long", "2"))
         answers = run(scheduler, [first]) | run(scheduler, [second])

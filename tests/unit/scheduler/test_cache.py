@@ -101,7 +101,7 @@ def test_running_requests_do_not_starve_a_long_prompt() -> None:
 
 def test_the_next_turn_decodes_only_what_is_new() -> None:
     engine = Watched()
-    scheduler = make_scheduler(engine, make_speculators(["suffix"], Model))
+    scheduler = make_scheduler(engine, make_speculators(["suffix"]))
     turn = endless([1, 2, 3, 4, 5], 10, "t0")
     for number in range(1, 4):
         answer = run_checked(scheduler, [turn])[turn.request_id]
@@ -136,7 +136,7 @@ def test_reuse_never_changes_the_text(cache_kind: CacheKind) -> None:
     """Turns, branches, repeats and slot wishes in random order, on few slots."""
     random = np.random.default_rng(9)
     engine = Watched(2, cache_kind=cache_kind)
-    drafters = make_speculators(["suffix", "draft-model"], lambda: Model(2, skew=0.3))
+    drafters = make_speculators(["suffix", "draft-model"])
     scheduler = make_scheduler(engine, drafters, AUTO, parallel=3)
     histories: list[list[int]] = [[1, 2, 3]]
     for number in range(40):

@@ -8,11 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.harness import (
-    Clock,
-    sequence_of,
-    submit_all,
-)
+from tests.harness import Clock, sequence_of, submit_all
 from tests.unit.scheduler.constrained import (
     CONSTRAINTS,
     TOKENS,

@@ -13,15 +13,7 @@ from weakref import ReferenceType, ref
 import pytest
 from llguidance import LLParserLimits
 from tests import harness
-from tests.harness import (
-    AUTO,
-    SMALL_OPTIONS,
-    Answer,
-    RandomController,
-    fixed,
-    run,
-    submit_all,
-)
+from tests.harness import AUTO, SMALL_OPTIONS, Answer, RandomController, fixed, run, submit_all
 from tests.states import make_any
 from tests.unit.scheduler.constrained import (
     COMPILER,

@@ -176,9 +176,7 @@ def test_no_prompt_makes_the_search_long_or_its_result_many_pieces(cached, promp
     st.lists(st.integers(0, 2), max_size=40),
     st.integers(1, 5),
 )
-def test_moved_pieces_are_the_first_that_go_on_with_the_prompt(
-    cached: list[int], prompt: list[int], least: int
-) -> None:
+def test_moved_pieces_are_the_first_that_go_on_with_the_prompt(cached, prompt, least) -> None:
     expected, start, target = [], 0, 0
     while start < len(cached):
         length = common_prefix_length(cached[start:], prompt[target:-1])
@@ -192,7 +190,7 @@ def test_moved_pieces_are_the_first_that_go_on_with_the_prompt(
 
 def test_a_prompt_with_gaps_is_answered_as_if_it_were_read() -> None:
     random = np.random.default_rng(5)
-    drafts = make_speculators(("suffix",), Model)
+    drafts = make_speculators(("suffix",))
     scheduler = make_scheduler(Model(context_size=256), drafts, parallel=2)
     text = random.integers(0, EOS, 100).tolist()
     for index in range(40):

@@ -114,9 +114,7 @@ def test_a_prompt_is_not_read_again_after_a_restart(cache_kind: CacheKind, tmp_p
     assert texts(tmp_path) == 5  # a longer one replaces what it continues
 
 
-def test_where_reading_the_prompt_again_is_faster_it_is_read_again(
-    folder: Path, reading_seconds: dict[str, float]
-) -> None:
+def test_where_reading_the_prompt_again_is_faster_it_is_read_again(folder, reading_seconds) -> None:
     scheduler = started(folder)
     ask(scheduler, conversation(5))  # how fast that is
     reading_seconds["all"] = 1e9

@@ -185,9 +185,7 @@ def listing(tmp_path: Path, answers: Event, monkeypatch: pytest.MonkeyPatch) -> 
     return scheduler
 
 
-def test_a_request_waits_until_the_folder_is_listed_and_finds_its_prompt(
-    listing: Scheduler, answers: Event
-) -> None:
+def test_a_request_waits_until_the_folder_is_listed_and_finds_its_prompt(listing, answers) -> None:
     submit_all(listing, [conversation(1, 1)], 1)
     assert not listing.running
     answers.set()

@@ -23,6 +23,7 @@ from tests.planted import noted
 from tests.unit.scheduler.conversations import ask, conversation, long
 from tests.unit.scheduler.test_disk_cache import (
     cache,
+    opened,
     served,
     settled,
     started,
@@ -84,9 +85,7 @@ def test_idle_prompts_are_written_once_a_full_disk_has_room(tmp_path: Path, full
 
 
 @pytest.mark.parametrize("cache_kind", [CacheKind.CUT, CacheKind.ROLLBACK])
-def test_nothing_is_copied_for_a_disk_that_takes_nothing(
-    tmp_path: Path, full: Disk, monkeypatch: pytest.MonkeyPatch, cache_kind: CacheKind
-) -> None:
+def test_nothing_is_copied_for_a_disk_that_takes_nothing(tmp_path, full, monkeypatch, cache_kind):
     scheduler = started(tmp_path, Model(context_size=1024, cache_kind=cache_kind))
     ask(scheduler, conversation(1), conversation(2))
     assert scheduler.cache.offloading.write_next()
@@ -205,15 +204,11 @@ SERVERS.set_forkserver_preload([__name__])
 
 def write(folder: Path, first: int, told: Connection) -> None:
     """Write texts from this one on without end; say when the first is written."""
-    disk = opened(folder)
+    disk = opened(folder, 2**40)
     for number in range(first, 10**9):
         disk.put(text(number))
         if number == first:
             disk._writer.submit(told.send, number).result()
-
-
-def opened(folder: Path) -> DiskCache:
-    return DiskCache(folder, 2**40, name="tiny", identity="model", drafters="drafters")
 
 
 def text(number: int) -> StoredPrompt:
@@ -241,7 +236,7 @@ def test_what_killed_servers_left_is_whole(tmp_path, caplog) -> None:
         for end in (heard, told):
             end.close()
         with caplog.at_level(logging.WARNING):
-            disk = opened(tmp_path)
+            disk = opened(tmp_path, 2**40)
             disk.begin().result()
         there = {file.path for file in disk.index}
         for path in there - seen:

@@ -306,7 +306,7 @@ def test_two_draft_models_draft_side_by_side(spec: SpeculationConfig) -> None:
     drafted = {"draft-model": 0, "second-model": 0}
     for seed in range(3):
         both = [
-            *make_speculators(["suffix"], Model),
+            *make_speculators(["suffix"]),
             drafter(skew=0.9),
             SecondModelSpeculator(Model(2, skew=0.1), options),
         ]

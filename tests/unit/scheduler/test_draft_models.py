@@ -113,7 +113,7 @@ def test_behind_the_drafts_of_others_no_text_changes_and_the_cache_is_what_is_be
     for seed in range(3):
         engine = Model(2)
         speculator = make_drafter(vocabulary, order=2, skew=0.3, cache_kind=cache_kind)
-        chain = [*make_speculators(["suffix"], Model), speculator]
+        chain = [*make_speculators(["suffix"]), speculator]
         scheduler = make_scheduler(engine, chain, spec, RandomController(seed))
         run_checked(scheduler, requests)
         assert isinstance(speculator.engine, FakeEngine)

@@ -128,9 +128,7 @@ def test_many_vectors_are_told_in_pieces(queue: EmbeddingQueue, monkeypatch) -> 
     ]
 
 
-def test_many_vectors_of_one_text_are_told_in_pieces(
-    queue: EmbeddingQueue, engine: FakeEmbedder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_vectors_of_one_text_are_told_in_pieces(queue, engine, monkeypatch) -> None:
     monkeypatch.setattr(embedding, "MANY_NUMBERS", 6)
     rows = np.arange(20, dtype=np.float32).reshape(10, 2)
     monkeypatch.setattr(engine, "embed", lambda texts, *place, **more: [rows for _ in texts])
@@ -142,9 +140,7 @@ def test_many_vectors_of_one_text_are_told_in_pieces(
     assert found.tolist() == [*rows.tolist(), *rows.tolist()]
 
 
-def test_beside_those_who_generate_a_decode_is_small(
-    queue: EmbeddingQueue, engine: FakeEmbedder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_beside_those_who_generate_a_decode_is_small(queue, engine, monkeypatch) -> None:
     monkeypatch.setattr(embedding, "FEW_TOKENS", 4)
     queue.submit(EmbeddingRequest("a", ((1, 1, 1), (2, 2, 2), (3,) * 9)))
     finish(queue, is_alone=False)
@@ -187,9 +183,7 @@ def test_what_cannot_be_embedded_is_refused(queue: EmbeddingQueue, texts, words)
     assert not queue.has_work
 
 
-def test_not_everything_may_wait_and_what_is_refused_takes_no_place(
-    queue: EmbeddingQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_not_everything_may_wait_and_what_is_refused_takes_no_place(queue, monkeypatch) -> None:
     monkeypatch.setattr(embedding, "MAX_WAITING", 50)
     for tenant, length in (("a", 8), ("a", 8), ("a", 8), ("c", 10), ("c", 10)):
         queue.submit(EmbeddingRequest("x", ((1,) * length,), tenant))
@@ -198,9 +192,7 @@ def test_not_everything_may_wait_and_what_is_refused_takes_no_place(
     assert not any(isinstance(one, ErrorEvent) for one in queue.step(is_alone=True))
 
 
-def test_a_tenant_with_much_to_embed_holds_up_no_other(
-    queue: EmbeddingQueue, engine: FakeEmbedder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tenant_with_much_to_embed_holds_up_no_other(queue, engine, monkeypatch) -> None:
     monkeypatch.setattr(embedding, "MAX_WAITING", 50)
     for number in range(10):
         queue.submit(EmbeddingRequest(f"a{number}", ((1,) * 5,), "a"))

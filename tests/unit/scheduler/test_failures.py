@@ -47,7 +47,7 @@ from headstart.worker.loop import make_report
 def test_a_failed_decode_fails_its_requests_only() -> None:
     engine, requests = Model(), make_requests(12)
     fail_at(engine, [9])
-    scheduler = make_scheduler(engine, make_speculators(["suffix"], Model))
+    scheduler = make_scheduler(engine, make_speculators(["suffix"]))
     answers = run(scheduler, requests)
     failed = [r.request_id for r in requests if answers[r.request_id].error]
     assert 1 <= len(failed) <= 4

@@ -159,7 +159,7 @@ def test_a_reader_that_fails_costs_no_text_and_only_its_own_drafts(monkeypatch) 
 def test_without_a_reader_no_states_are_asked_for_and_the_engine_is_used_itself(monkeypatch):
     for name in ("publish_states", "hidden_states"):
         monkeypatch.setattr(Model, name, Mock(side_effect=AssertionError("nobody wants states")))
-    scheduler = make_scheduler(Model(), make_speculators(["suffix", "ngram-cache"], Model))
+    scheduler = make_scheduler(Model(), make_speculators(["suffix", "ngram-cache"]))
     run_checked(scheduler, make_requests(4))
     assert not isinstance(scheduler.engine, ObservedEngine)
 
@@ -247,8 +247,8 @@ def test_texts_are_the_same_with_heads(num_heads: int, cache_kind: CacheKind, te
 def test_texts_are_the_same_in_a_mixture_of_everything(name: str, seed: int) -> None:
     engine = Model(2, num_cells=300, context_size=128, cache_kind=KINDS[seed % 2])
     reader = mtp(engine, 1 + seed % 3) if name == "mtp" else StateReader(engine, overlap=seed % 2)
-    chain = [*make_speculators(["suffix"], Model), reader]
-    chain += make_speculators(["draft-model"], lambda: Model(2, skew=0.3))
+    chain = [*make_speculators(["suffix"]), reader]
+    chain += make_speculators(["draft-model"])
     requests = make_requests(
         16, seed=seed, max_tokens=int(np.random.default_rng(seed).integers(9, 50))
     )

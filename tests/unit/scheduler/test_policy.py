@@ -121,7 +121,7 @@ def test_a_speculator_named_twice_is_asked_once() -> None:
         replace(r, speculative=SpeculativeParams(types=("suffix", "suffix")))
         for r in make_requests(4)
     ]
-    answers = run_checked(make_scheduler(Model(1), make_speculators(["suffix"], Model)), requests)
+    answers = run_checked(make_scheduler(Model(1), make_speculators(["suffix"])), requests)
     for answer in answers.values():
         stats = answer.stats
         for counts in stats.by_speculator.values():

@@ -27,12 +27,13 @@ from tests.unit.scheduler.conversations import (
     ask,
     conversation,
     long,
+    stored_prompt,
     tiled,
     with_system_prompt,
 )
 
 from headstart.scheduler.offloading import Offloading
-from headstart.scheduler.prompt_store import PromptStore, StoredBlock, StoredPrompt
+from headstart.scheduler.prompt_store import PromptStore, StoredPrompt
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.structures.prefix import common_prefix_length, packed
 from headstart.types import CacheKind
@@ -127,7 +128,7 @@ def test_it_comes_back_also_where_the_draft_models_cells_are_taken(cache_kind: C
 @pytest.mark.parametrize("names", [["suffix"], ["draft-model"], ["suffix", "draft-model"]])
 def test_texts_from_memory_are_the_same_with_every_speculator(names: list[str]) -> None:
     engine = Model(2)
-    speculators = make_speculators(names, lambda: Model(2, skew=0.3))
+    speculators = make_speculators(names)
     scheduler = make_scheduler(engine, speculators, AUTO, parallel=2)
     for turn in range(3):
         ask(scheduler, *(conversation(i, turn) for i in (1, 2, 3, 4)))
@@ -275,15 +276,10 @@ def test_a_prompt_that_cannot_be_copied_costs_nobody_an_answer(error: Exception)
     assert ask(scheduler, conversation(1), conversation(2), conversation(1, 1)) == [100, 100, 120]
 
 
-def prompt(tokens: list[int], namespace: str = "", num_bytes: int = 10) -> StoredPrompt:
-    block = StoredBlock(0, len(tokens), bytes(num_bytes))
-    return StoredPrompt(namespace, packed(tokens), (block,))
-
-
 def test_a_tenant_finds_the_longest_prefix_of_its_own_prompts_only() -> None:
     store = PromptStore(10**9)
-    store.put(prompt([1, 2, 3], "a"))
-    store.put(prompt([1, 9], "b"))
+    store.put(stored_prompt([1, 2, 3], "a"))
+    store.put(stored_prompt([1, 9], "b"))
     for name, length in (("a", 3), ("b", 1), ("c", 0)):
         found, shared = store.find(name, packed([1, 2, 3]))
         assert shared == length
@@ -299,7 +295,7 @@ def test_what_is_found_and_replaced_is_what_a_list_of_all_says(seed: int) -> Non
         if random.random() < 0.6:
             known = [one for one in known if one != (name, tokens[: len(one[1])])]
             known.append((name, tokens))
-            store.put(prompt(tokens, name))
+            store.put(stored_prompt(tokens, name))
         elif known:
             of, tokens = known.pop(random.randrange(len(known)))
             gone, _ = store.find(of, packed(tokens))
@@ -317,10 +313,10 @@ def test_what_is_found_and_replaced_is_what_a_list_of_all_says(seed: int) -> Non
 def test_a_prompt_replaces_those_that_it_continues() -> None:
     store = PromptStore(10**9)
     for tokens in ([1, 2], [1, 2, 3], [1, 2, 4]):
-        store.put(prompt(tokens))
+        store.put(stored_prompt(tokens))
     assert len(store) == 2
     assert store.holds("", packed([1, 2]))
-    assert store.num_bytes == sum(prompt(t).num_bytes for t in ([1, 2, 3], [1, 2, 4]))
+    assert store.num_bytes == sum(stored_prompt(t).num_bytes for t in ([1, 2, 3], [1, 2, 4]))
 
 
 def test_conversations_behind_one_system_prompt_keep_it_once() -> None:
@@ -339,16 +335,16 @@ def test_conversations_behind_one_system_prompt_keep_it_once() -> None:
 
 
 def test_the_one_used_longest_ago_is_dropped_first() -> None:
-    store = PromptStore(3 * prompt([1, 2]).num_bytes)
+    store = PromptStore(3 * stored_prompt([1, 2]).num_bytes)
     for first in range(5):
-        store.put(prompt([first, 9]))
+        store.put(stored_prompt([first, 9]))
     assert [store.find("", packed([first]))[1] for first in range(5)] == [0, 0, 1, 1, 1]
-    store.put(prompt([7, 7], num_bytes=10**6))  # alone too large
+    store.put(stored_prompt([7, 7], num_bytes=10**6))  # alone too large
     assert len(store) == 3
     found, _ = store.find("", packed([3]))
     assert found is not None
     store.take(found)
-    assert (len(store), store.num_bytes) == (2, 2 * prompt([1, 2]).num_bytes)
+    assert (len(store), store.num_bytes) == (2, 2 * stored_prompt([1, 2]).num_bytes)
 
 
 def test_copies_beside_others_take_a_few_blocks_of_each_step_and_lose_nothing(monkeypatch) -> None:
@@ -378,10 +374,10 @@ def test_copies_beside_others_take_a_few_blocks_of_each_step_and_lose_nothing(mo
 
 
 def test_a_tenant_drops_its_own_prompts_and_not_another_s() -> None:
-    store = PromptStore(4 * prompt([1, 2]).num_bytes)
-    store.put(prompt([1, 9], "a"))
+    store = PromptStore(4 * stored_prompt([1, 2]).num_bytes)
+    store.put(stored_prompt([1, 9], "a"))
     for first in range(9):  # other adapters are no other tenant
-        store.put(prompt([first, 9], f"b lora {first % 3}"))
+        store.put(stored_prompt([first, 9], f"b lora {first % 3}"))
     assert store.holds("a", packed([1, 9]))
     assert len(store) == 4
 

@@ -114,9 +114,7 @@ def test_the_shortest_come_first_and_pieces_of_less_than_a_tile_are_not_cut(leng
     st.integers(1, 2048),
     st.sampled_from([1, 64]),
 )
-def test_every_step_reads_something_and_no_more_than_it_may(
-    lengths: list[int], num_rows: int, tile: int
-) -> None:
+def test_every_step_reads_something_and_no_more_than_it_may(lengths, num_rows, tile) -> None:
     reading, order = waiting(*lengths), PromptOrder(tile, Tenants({}))
     left = sum(lengths)
     while reading:
@@ -248,13 +246,13 @@ def test_a_prompt_that_a_short_one_waits_for_comes_as_early_as_that() -> None:
 
 
 def read_beside_answers(
-    row_ms: float, attention_ms: float, num_answers: int = 3, length: int = 32_000
+    row_ms: float, attention_ms: float, num_answers: int = 3
 ) -> list[tuple[int, float]]:
     """Rows and milliseconds of each step in which a long prompt is read, 100 ms a step allowed."""
     order, steps, known = PromptOrder(64, Tenants({})), list[tuple[int, float]](), 0
-    while known < length:
+    while known < 32_000:
         wanted = order.num_rows(64, 2048, 100.0)
-        rows = min(prompt_rows(num_answers, wanted, 64), length - known)
+        rows = min(prompt_rows(num_answers, wanted, 64), 32_000 - known)
         milliseconds = 5.0 + rows * (row_ms + attention_ms * known)
         read_alone(order, rows, wanted, milliseconds)
         steps.append((rows, milliseconds))

@@ -5,8 +5,8 @@ control learns stay right, and nothing is kept of those that have left.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from tests.harness import (
@@ -114,18 +114,10 @@ class Remembering(RandomController):
         self.known.add(seq_id)
         super().begin(seq_id, namespace)
 
-    def _noted(
-        self,
-        number: int,
-        speculator: str,
-        confidence: Sequence[float],
-        num_matched: int,
-        tokens: Sequence[int] = (),
-    ) -> None:
+    def _noted(self, number: int, name: str, scores: Any, matched: int, tokens: Any = ()) -> None:
         assert number in self.known
-        is_over = len(confidence) > num_matched
-        self.pieces.append((number, list(tokens), num_matched, is_over))
-        self._record(number, speculator, confidence, num_matched, tokens)
+        self.pieces.append((number, list(tokens), matched, len(scores) > matched))
+        self._record(number, name, scores, matched, tokens)
 
     def end(self, seq_id: int, num_answered: int) -> None:
         self.known.remove(seq_id)
@@ -202,7 +194,7 @@ def test_random_traffic_leaves_everything_right(cache_kind, kind, seed) -> None:
     engine, controller = Machine(traffic, chance, cache_kind), Remembering(seed)
     scheduler = make_scheduler(
         engine,
-        make_speculators(("suffix", "draft-model"), lambda: Model(2, skew=0.3)),
+        make_speculators(("suffix", "draft-model")),
         AUTO,
         controller,
         prefill_chunk=8,

@@ -11,11 +11,11 @@ from unittest.mock import Mock
 import pytest
 from tests.harness import Answer, Model, collect, endless, make_scheduler, step_until, submit_all
 from tests.planted import fail_at, noted
-from tests.unit.scheduler.conversations import ask, conversation, long
+from tests.unit.scheduler.conversations import ask, conversation, long, stored_prompt
 
 from headstart.scheduler import sequence
 from headstart.scheduler.offloading import Offloading
-from headstart.scheduler.prompt_store import PromptStore, StoredBlock, StoredPrompt
+from headstart.scheduler.prompt_store import PromptStore, StoredBlock
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.sequence import Cells
 from headstart.structures.checkpoints import pack
@@ -72,9 +72,7 @@ def restoring(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scheduler]:
     return make
 
 
-def test_prompts_are_restored_beside_an_answer_each_into_its_own_slot(
-    restoring: Callable[..., Scheduler],
-) -> None:
+def test_prompts_are_restored_beside_an_answer_each_into_its_own_slot(restoring) -> None:
     scheduler = restoring(3)
     again = stored_again(scheduler, 1, 2)
     ask(scheduler, *(larger(number, slot_id=number - 2) for number in (3, 4)))
@@ -105,9 +103,7 @@ def test_making_room_for_a_prompt_does_not_evict_it(restoring: Callable[..., Sch
     assert answers[again.request_id].stats.num_cached == 1200
 
 
-def test_a_prompt_whose_request_leaves_before_all_of_it_is_restored_is_not_given_up(
-    restoring: Callable[..., Scheduler],
-) -> None:
+def test_a_prompt_whose_request_leaves_before_all_of_it_is_restored_is_not_given_up(restoring):
     """It counted as continued by cells, so it was the next to be evicted, and never written."""
     scheduler = restoring(3)
     (again,) = stored_again(scheduler, 1)
@@ -132,9 +128,7 @@ def leave_too_long(scheduler: Scheduler) -> None:
 
 
 @pytest.mark.parametrize("lose", [fail_once, leave_too_long])
-def test_a_prompt_is_no_longer_given_up_once_the_cells_that_continued_it_are_lost(
-    restoring: Callable[..., Scheduler], lose: Callable[[Scheduler], None]
-) -> None:
+def test_a_prompt_is_no_longer_given_up_once_the_cells_that_continued_it_are_lost(restoring, lose):
     """It was still the next to be evicted, and never written to the disk."""
     scheduler = restoring(1)
     (again,) = stored_again(scheduler, 1)
@@ -145,19 +139,15 @@ def test_a_prompt_is_no_longer_given_up_once_the_cells_that_continued_it_are_los
     assert len(list(scheduler.cache.offloading.store.only_here())) == 1
 
 
-def test_a_slot_that_cannot_be_restored_leaves_the_step_its_limit_of_copies(
-    restoring: Callable[..., Scheduler],
-) -> None:
+def test_a_slot_that_cannot_be_restored_leaves_the_step_its_limit_of_copies(restoring) -> None:
     scheduler = restoring(2)
     offloading, (cells, _) = scheduler.cache.offloading, scheduler.cells
-    whole = replace(prompt([1] * 64), blocks=(WHOLE,))
+    whole = replace(stored_prompt([1] * 64), blocks=(WHOLE,))
     assert not scheduler.slot_actions._bring_back(whole, cells)
     assert offloading._seconds < inf
 
 
-def test_a_prompt_beyond_its_tenant_s_share_of_main_memory_holds_up_no_request(
-    restoring: Callable[..., Scheduler],
-) -> None:
+def test_a_prompt_beyond_its_tenant_s_share_of_main_memory_holds_up_no_request(restoring) -> None:
     scheduler = restoring(2)
     store = scheduler.cache.offloading.store
     for name in "abc":
@@ -170,9 +160,7 @@ def test_a_prompt_beyond_its_tenant_s_share_of_main_memory_holds_up_no_request(
     assert store.holds("c", packed(larger(1).prompt))
 
 
-def test_a_prompt_that_cannot_be_copied_is_tried_once_and_not_in_every_step(
-    restoring: Callable[..., Scheduler],
-) -> None:
+def test_a_prompt_that_cannot_be_copied_is_tried_once_and_not_in_every_step(restoring) -> None:
     scheduler = restoring(2)
     ask(scheduler, conversation(1))
     scheduler.engine.save_block = save = Mock(side_effect=EngineError("no state"))
@@ -180,9 +168,7 @@ def test_a_prompt_that_cannot_be_copied_is_tried_once_and_not_in_every_step(
     assert save.call_count == 1
 
 
-def test_a_prompt_copied_in_many_steps_is_converted_once(
-    restoring: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_copied_in_many_steps_is_converted_once(restoring, monkeypatch) -> None:
     """Each conversion of 128,000 tokens takes milliseconds, and others wait for the step."""
     scheduler = restoring(2)
     ask(scheduler, larger(1))
@@ -208,9 +194,7 @@ def test_nothing_is_looked_up_again_while_a_slot_s_contents_are_copied_for_a_req
     assert len(shared) <= 16
 
 
-def test_a_prompt_restored_in_many_steps_is_looked_up_and_converted_once(
-    restoring: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_restored_in_many_steps_is_looked_up_and_converted_once(restoring, monkeypatch):
     """With 128,000 tokens each of that takes milliseconds, and others wait for the step."""
     scheduler = restoring(2)
     again = stored_again(scheduler, 1)
@@ -226,11 +210,6 @@ def test_a_prompt_restored_in_many_steps_is_looked_up_and_converted_once(
     assert len(converted) <= 4
 
 
-def prompt(tokens: list[int], namespace: str = "", num_bytes: int = 10) -> StoredPrompt:
-    block = StoredBlock(0, len(tokens), bytes(num_bytes))
-    return StoredPrompt(namespace, packed(tokens), (block,))
-
-
 def test_what_is_said_to_fit_beside_the_shares_of_other_tenants_stays(monkeypatch) -> None:
     chance, fits, num_refused = Random(1), PromptStore.fits, 0
     monkeypatch.setattr(PromptStore, "fits", lambda *_: True)
@@ -238,7 +217,7 @@ def test_what_is_said_to_fit_beside_the_shares_of_other_tenants_stays(monkeypatc
         store, blocks = PromptStore(10_000), list[StoredBlock]()
         for number in range(12):
             size, tenant = chance.randrange(1, 9_000), chance.choice("abc")
-            made = prompt([number, 1], tenant, size)
+            made = stored_prompt([number, 1], tenant, size)
             if tenant == "a":  # its texts have blocks in common
                 made = replace(made, blocks=(*blocks[-1:], *made.blocks))
                 blocks.append(made.blocks[-1])
@@ -254,17 +233,17 @@ WHOLE = StoredBlock(0, 64, pack(b"state", []))
 
 def test_the_state_of_a_whole_text_takes_the_place_of_no_block() -> None:
     store = PromptStore(10**9)
-    whole = replace(prompt([1] * 64), blocks=(WHOLE,))
+    whole = replace(stored_prompt([1] * 64), blocks=(WHOLE,))
     blocks = StoredBlock(0, 64, b"first"), StoredBlock(64, 70, b"rest")
     store.put(whole)
-    store.put(replace(prompt([1] * 70), blocks=blocks))
+    store.put(replace(stored_prompt([1] * 70), blocks=blocks))
     found, _ = store.find("", packed([1] * 70))
     assert found is not None
     assert found.blocks == blocks
 
 
 def test_a_prompt_that_two_requests_loaded_together_is_stored_once() -> None:
-    store, loaded = PromptStore(1000), prompt([1, 2])
+    store, loaded = PromptStore(1000), stored_prompt([1, 2])
     for _ in range(2):
         assert store.put(loaded)
     assert (len(store), store.num_bytes) == (1, loaded.num_bytes)

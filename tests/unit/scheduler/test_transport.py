@@ -185,12 +185,19 @@ def test_commands_that_take_long_to_read_are_read_bit_by_bit(monkeypatch) -> Non
     assert max(map(len, read)) <= 3
 
 
-def test_a_command_of_which_some_has_come_holds_up_no_step() -> None:
+def written(*items: object) -> bytes:
+    """What is sent of these, which fit into a pipe."""
     source, sink = os.pipe()
+    for item in items:
+        write_item(sink, item)
+    os.close(sink)
+    with open(source, "rb") as sent:
+        return sent.read()
+
+
+def test_a_command_of_which_some_has_come_holds_up_no_step() -> None:
     taken, given = multiprocessing.Pipe(duplex=False)
-    write_item(sink, Cancel("first"))
-    write_item(sink, Cancel("second"))
-    data, receive = os.read(source, 10_000), transport._receiver(taken.fileno())
+    data, receive = written(Cancel("first"), Cancel("second")), transport._receiver(taken.fileno())
     os.write(given.fileno(), data[:-1])
     assert receive(0.0) == [Cancel("first")]
     assert receive(0.0) == []
@@ -199,22 +206,16 @@ def test_a_command_of_which_some_has_come_holds_up_no_step() -> None:
     given.close()
     with pytest.raises(EOFError):
         receive(0.0)
-    for one in (source, sink):
-        os.close(one)
 
 
 def test_who_has_nothing_else_to_do_waits_for_the_rest_of_a_command() -> None:
-    source, sink = os.pipe()
     taken, given = multiprocessing.Pipe(duplex=False)
-    write_item(sink, Cancel("first"))
-    data, receive = os.read(source, 10_000), transport._receiver(taken.fileno())
+    data, receive = written(Cancel("first")), transport._receiver(taken.fileno())
     os.write(given.fileno(), data[:-1])
     late = threading.Timer(0.1, os.write, (given.fileno(), data[-1:]))
     late.start()
     assert receive(60.0) == [Cancel("first")]
     late.join()
-    for one in (source, sink):
-        os.close(one)
 
 
 PROMPT = array("i", range(100_000))
@@ -292,14 +293,10 @@ async def read_all(writes: Sequence[object], *, cut: int | None = None) -> list[
             for item in writes:
                 write_item(sink, item)
         else:
-            whole_source, whole_sink = os.pipe()
-            for item in writes:
-                write_item(whole_sink, item)
-            os.close(whole_sink)
-            while data := os.read(whole_source, cut):
-                os.write(sink, data)
+            data = written(*writes)
+            for start in range(0, len(data), cut):
+                os.write(sink, data[start : start + cut])
                 threading.Event().wait(0.001)
-            os.close(whole_source)
         os.close(sink)
 
     read_items(source, taken.append, on_end)

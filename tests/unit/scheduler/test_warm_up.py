@@ -15,14 +15,7 @@ from tests.planted import fail_at
 from headstart.control.cost import REFERENCE_ROWS, Sample
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.scheduler import Scheduler
-from headstart.scheduler.warm_up import (
-    FILL,
-    MOST_PADDING,
-    ROUNDS,
-    ROWS,
-    DecodeTimer,
-    WarmUp,
-)
+from headstart.scheduler.warm_up import FILL, MOST_PADDING, ROUNDS, ROWS, DecodeTimer, WarmUp
 from headstart.scheduler.widths import WidthComparison
 from headstart.testing import FakeEngine
 from headstart.types import Batch, CacheKind, ContextFullError

@@ -23,13 +23,13 @@ from headstart.speculators.ngram_mod import PIECE, NgramModSpeculator, NgramTabl
 from headstart.speculators.ngram_simple import NgramSimpleSpeculator
 from headstart.speculators.suffix import SuffixSpeculator
 from headstart.structures.prefix import common_prefix_length
-from headstart.testing import ByteVocab, FakeEngine
+from headstart.testing import ByteVocab
 from headstart.types.errors import ConfigError
 
 
 def make(name: str) -> Speculator:
     """Each with n-grams short enough for short texts."""
-    return make_speculators([name], FakeEngine)[0]
+    return make_speculators([name])[0]
 
 
 NAMES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "suffix")
@@ -41,9 +41,7 @@ pieces = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), max_size=
 
 @pytest.mark.parametrize("name", ["ngram-simple", "ngram-cache"])  # the others learn on the way
 @given(prompt=st.lists(st.integers(0, 2), min_size=1, max_size=30), steps=pieces)
-def test_state_fed_step_by_step_equals_state_made_from_the_whole(
-    name: str, prompt: list[int], steps: list[list[int]]
-) -> None:
+def test_state_fed_step_by_step_equals_state_made_from_the_whole(name, prompt, steps) -> None:
     speculator = make(name)
     speculator.begin(0, prompt)
     history = list(prompt)

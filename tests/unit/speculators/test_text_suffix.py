@@ -65,9 +65,7 @@ words = st.integers(0, 2**32).map(lambda seed: Random(seed).choices(range(3), k=
 
 
 @given(words, st.lists(words, max_size=3), st.integers(1, 16))
-def test_the_draft_is_that_of_the_text_whose_votes_are_worth_most(
-    own: list[int], others: list[list[int]], max_tokens: int
-) -> None:
+def test_the_draft_is_that_of_the_text_whose_votes_are_worth_most(own, others, max_tokens) -> None:
     speculator = SuffixSpeculator()
     for other in others:
         speculator.corpus.add(other)

@@ -197,9 +197,7 @@ class ModPair(Pair):
         st.tuples(st.sampled_from(["", "a"]), prompts, steps), min_size=1, max_size=3
     ),
 )
-def test_ngram_mod_drafts_what_dictionaries_say_over_requests_and_namespaces(
-    n: int, requests: list[tuple[str, list[int], list[Step]]]
-) -> None:
+def test_ngram_mod_drafts_what_dictionaries_say_over_requests_and_namespaces(n, requests) -> None:
     speculator = NgramModSpeculator(NgramModSpeculator.Options(n_match=n, table_bits=20))
     tables: dict[str, Table] = {"": {}, "a": {}}
     for seq_id, (namespace, prompt, steps) in enumerate(requests):

@@ -353,9 +353,7 @@ additions = st.tuples(
 
 
 @given(st.integers(5, 70), st.lists(additions, max_size=40), runs)
-def test_texts_and_answers_are_those_of_lists_of_texts(
-    capacity: int, steps: list[tuple[str, int, int, list[int]]], tail: list[int]
-) -> None:
+def test_texts_and_answers_are_those_of_lists_of_texts(capacity, steps, tail) -> None:
     """Known beginnings, eviction, new indexes, namespaces and where an answer stands."""
     with (
         patch.object(corpus_module, "_BLOCK", BLOCK),

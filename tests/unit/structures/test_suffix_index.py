@@ -65,9 +65,7 @@ def test_places_agree_with_a_full_search_after_every_piece(pieces: list[list[int
 
 
 @given(pieces, runs, bulks, st.integers(0, 40))
-def test_another_text_is_found_wherever_it_stands(
-    texts: list[list[int]], other: list[int], bulk: int, floor: int
-) -> None:
+def test_another_text_is_found_wherever_it_stands(texts, other, bulk, floor) -> None:
     """Tails that are not the index's own, texts divided by separators, a floor that rose."""
     index, query = SuffixIndex(SIZES, MAX_MATCH), SuffixIndex(SIZES, MAX_MATCH)
     query.extend(other)

@@ -11,13 +11,7 @@ from rich.console import Console
 
 from headstart.app.cli.generate import closing, show
 from headstart.types.errors import EngineError
-from headstart.types.request import (
-    ErrorEvent,
-    Event,
-    FinishEvent,
-    RequestStats,
-    TokenEvent,
-)
+from headstart.types.request import ErrorEvent, Event, FinishEvent, RequestStats, TokenEvent
 from headstart.types.speculation_stats import SpeculationStats
 
 PIECES = {1: b"one ", 2: b"two ", 3: b"\xe2\x82", 4: b"\xac!", 5: b"STOP", 6: b"[red]"}

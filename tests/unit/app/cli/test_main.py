@@ -170,9 +170,7 @@ def test_a_wait_that_fails_within_the_program_shows_where(assemble: ModuleType) 
 
 
 @pytest.mark.parametrize("argv", [["serve", "--port", "81"], ["--port", "81"]])
-def test_serve_which_may_be_left_out_is_handed_the_config_and_its_code_returned(
-    assemble: ModuleType, argv: list[str]
-) -> None:
+def test_serve_which_may_be_left_out_is_handed_the_config_and_its_code_returned(assemble, argv):
     seen: list[Config] = []
 
     def serve(config: Config, settings: object, parent: object) -> int:

@@ -15,9 +15,7 @@ from headstart.types.errors import ConfigError, ModelError
 REPO = "someone/Model-1B-GGUF"
 
 
-def test_a_repository_becomes_a_file_in_the_cache_that_llama_cpp_shares(
-    client: Client, hub: FakeHub
-) -> None:
+def test_a_repository_becomes_a_file_in_the_cache_that_llama_cpp_shares(client, hub) -> None:
     hub.add(REPO, "README.md", "Model-1B-Q4_K_M.gguf", "Model-1B-Q8_0.gguf")
     path = client.target(REPO)
     assert path.read_text() == "content of Model-1B-Q4_K_M.gguf"
@@ -48,9 +46,7 @@ def test_a_cached_model_is_not_downloaded_again(client: Client, hub: FakeHub) ->
     assert len(hub.downloads) == 1
 
 
-def test_every_part_of_a_split_model_is_downloaded_and_the_first_is_opened(
-    client: Client, hub: FakeHub
-) -> None:
+def test_every_part_of_a_split_model_is_downloaded_and_the_first_is_opened(client, hub) -> None:
     parts = [f"Q4_K_M/big-Q4_K_M-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
     hub.add(REPO, *reversed(parts), "big-Q8_0.gguf")
     path = client.target(f"{REPO}:q4_k_m")
@@ -99,9 +95,7 @@ def test_a_draft_repository_gives_what_drafts_before_whole_models(
     assert client.find(REPO, draft_hf_repo=reference, offline=True).draft == draft
 
 
-def test_a_named_draft_model_comes_before_what_stands_beside_the_target(
-    client: Client, hub: FakeHub, tmp_path: Path
-) -> None:
+def test_a_named_draft_model_comes_before_what_stands_beside_the_target(client, hub, tmp_path):
     hub.add(REPO, "a-Q8_0.gguf", "mtp-a-Q8_0.gguf")
     hub.add("someone/tiny", "b-Q8_0.gguf")
     file = tmp_path / "mine.gguf"
@@ -159,9 +153,7 @@ def test_an_unreachable_hub_is_named(client: Client) -> None:
         client.target(REPO)
 
 
-def test_a_private_repository_opens_with_the_token_and_hides_it_in_errors(
-    client: Client, hub: FakeHub
-) -> None:
+def test_a_private_repository_opens_with_the_token_and_hides_it_in_errors(client, hub) -> None:
     hub.add(REPO, "a-Q8_0.gguf")
     hub.needs_token[REPO] = "hf_right"
     with pytest.raises(
@@ -200,9 +192,7 @@ def test_a_gated_repository_says_where_to_accept_the_licence(client: Client, hub
         ("someone/preset", {}, "is a preset"),
     ],
 )
-def test_what_is_not_there_is_answered_with_what_is(
-    client: Client, hub: FakeHub, reference: str, options: dict[str, str], message: str
-) -> None:
+def test_what_is_not_there_is_answered_with_what_is(client, hub, reference, options, message):
     hub.add(REPO, "a-Q4_K_M.gguf", "a-Q8_0.gguf", "mmproj-a.gguf")
     hub.add("someone/empty", "README.md", "mmproj-a.gguf")
     hub.add("someone/preset", "preset.ini", "a-Q8_0.gguf")

@@ -81,9 +81,7 @@ def pair_with(hub: FakeHub, draft: str) -> None:
 @pytest.mark.parametrize(
     ("draft", "spec_type"), [(demo.DRAFT, "none"), (demo.DRAFT_OTHER, "draft-model")]
 )
-def test_a_projector_that_no_draft_model_would_use_is_not_downloaded(
-    client: Client, hub: FakeHub, draft: str, spec_type: str
-) -> None:
+def test_a_projector_that_no_draft_model_would_use_is_not_downloaded(client, hub, draft, spec_type):
     pair_with(hub, draft)
     found = client.find(REPO, draft_hf_repo="someone/Small-GGUF", spec_type=spec_type)
     assert found.projector is not None
@@ -122,9 +120,7 @@ def test_a_projector_of_a_draft_model_that_sees_no_images_is_refused_or_takes_no
         assert choose_speculators(asked, models).draft_projector == mmproj
 
 
-def test_a_draft_model_sees_images_with_the_projector_of_its_own_repository(
-    client: Client, hub: FakeHub, tmp_path: Path
-) -> None:
+def test_a_draft_model_sees_images_with_the_projector_of_its_own_repository(client, hub, tmp_path):
     pair_with(hub, demo.DRAFT)
     (tmp_path / "own.gguf").touch()
     named = ImageConfig(draft_mmproj=str(tmp_path / "own.gguf"))

@@ -14,15 +14,7 @@ from benchmarks.lib.engines import Clock, PricedEngine
 
 from headstart.extras.bench.client import Answer
 from headstart.extras.bench.command import BenchOptions, measure
-from headstart.extras.bench.comparison import (
-    AUTO,
-    LEAST_ROUNDS,
-    OFF,
-    Cell,
-    Scores,
-    bases,
-    compare,
-)
+from headstart.extras.bench.comparison import AUTO, LEAST_ROUNDS, OFF, Cell, Scores, bases, compare
 from headstart.extras.bench.library import Question
 from headstart.extras.bench.picture import picture
 from headstart.extras.bench.report import MeanRatio, table_head, table_row

@@ -314,9 +314,7 @@ async def test_a_stored_response_of_an_unhealthy_replica_is_not_called_unknown()
     ("path", "more"),
     [("responses", {"previous_response_id": "resp-1"}), ("responses/input_tokens", {})],
 )
-async def test_what_is_wrong_with_a_body_is_passed_on_though_a_replica_is_unhealthy(
-    path, more
-) -> None:
+async def test_what_is_wrong_with_a_body_is_passed_on_though_a_replica_is_unhealthy(path, more):
     async with routed(Scripted(), Scripted()) as (client, fleet):
         fleet.replicas["b0"].lose("it restarts")
         answer = await client.post(f"/v1/{path}", json={"input": "hi", **more})

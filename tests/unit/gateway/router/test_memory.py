@@ -11,12 +11,7 @@ from tests.unit.gateway.router.fakes import FakeStore, preset
 
 from headstart.app import demo
 from headstart.config import Config, RouterConfig
-from headstart.gateway.router.pooled_model import (
-    LOADED,
-    LoadLimits,
-    PooledModel,
-    parse_memory,
-)
+from headstart.gateway.router.pooled_model import LOADED, LoadLimits, PooledModel, parse_memory
 from headstart.gateway.router.presets import MAIN, PROCESS_BYTES, Estimate, ModelPreset
 from headstart.gateway.router.serve import estimate, read_estimate, serve
 from headstart.types.errors import ConfigError, ModelError

@@ -21,6 +21,10 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
+async def no_size(preset: object) -> Estimate:
+    return Estimate({})
+
+
 async def begun(asking: Coroutine[None, None, PooledModel]) -> asyncio.Task[PooledModel]:
     """A request that waits for what it needs."""
     task = asyncio.create_task(asking)
@@ -174,11 +178,7 @@ async def test_a_damaged_model_costs_no_other_its_place(children) -> None:
 
 async def test_a_model_without_memory_is_loaded_at_the_next_request_with_less_beside_it(children):
     """Where no size is known, all fit by number, and an idle model would be in the way for ever."""
-
-    async def measure(preset):
-        return Estimate({})
-
-    pool = pool_of(children, "a", "b", "c", measure=measure)
+    pool = pool_of(children, "a", "b", "c", measure=no_size)
     await use(pool, *"ab")
     a = children.children["a"]
     a.stop = lambda: None  # it saves its prompts
@@ -193,10 +193,7 @@ async def test_a_model_without_memory_is_loaded_at_the_next_request_with_less_be
 
 
 async def test_a_model_that_fails_for_the_same_reason_costs_one_other_until_it_was_loaded(children):
-    async def measure(preset):
-        return Estimate({})
-
-    pool = pool_of(children, *"abcd", measure=measure)
+    pool = pool_of(children, *"abcd", measure=no_size)
     await use(pool, *"abc")
     bad = {"message": "bad template"}
     children.failures["d"] = [bad, bad, bad, {"message": "no memory"}, None, bad]

@@ -153,9 +153,7 @@ def test_what_is_refused_takes_no_memory_here(shared: GrammarCompiler) -> None:
         ("json_schema", {"enum": ["a" + "x" * 200_000, "b" + "x" * 200_000]}, b'"a'),
     ],
 )
-def test_a_long_text_that_must_follow_is_not_looked_for(
-    shared: GrammarCompiler, kind: str, text: Any, opening: bytes
-) -> None:
+def test_a_long_text_that_must_follow_is_not_looked_for(shared, kind, text, opening) -> None:
     """Finding it holds the interpreter: seconds for a million bytes."""
     state = shared.compile(constraint(kind, text)).result(60).begin()
     for byte in opening:
@@ -178,9 +176,7 @@ def test_a_short_text_that_must_follow_is_found(shared: GrammarCompiler) -> None
     assert len(state.forced()) == 20
 
 
-def test_compiled_constraints_are_kept_up_to_a_number_of_bytes(
-    shared: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiled_constraints_are_kept_up_to_a_number_of_bytes(shared, monkeypatch) -> None:
     large = {"enum": [f"value {number}" for number in range(20_000)]}
     first = shared.compile(constraint("json_schema", large))
     assert first.result(60).num_bytes > 1 << 20

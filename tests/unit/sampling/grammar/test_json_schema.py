@@ -268,9 +268,7 @@ SCHEMAS = st.recursive(
     st.sampled_from([0.0, 0.8, 1.5]),
     st.sampled_from([0, 5, 40]),
 )
-def test_any_schema_and_any_logits_give_a_text_of_the_schema(
-    schema: Any, seed: int, temperature: float, top_k: int
-) -> None:
+def test_any_schema_and_any_logits_give_a_text_of_the_schema(schema, seed, temperature, top_k):
     engine = FakeEngine(TOKENS.size)
     params = SamplingParams(temperature=temperature, seed=seed, top_k=top_k)
     sampler = Sampler(params, engine, (EOS,))

@@ -22,12 +22,7 @@ from headstart.text.toolcalls.events import (
     Thoughts,
     ToolCall,
 )
-from headstart.text.toolcalls.formats import (
-    JsonCall,
-    MarkedCalls,
-    NamedCall,
-    TaggedArguments,
-)
+from headstart.text.toolcalls.formats import JsonCall, MarkedCalls, NamedCall, TaggedArguments
 from headstart.text.toolcalls.reader import AnswerReader, Tools
 
 THINK = Thinking("<think>\n", "\n</think>\n\n")

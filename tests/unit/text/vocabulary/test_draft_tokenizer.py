@@ -12,11 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.unit.text.vocabulary import real
 
-from headstart.text.vocabulary.draft_tokenizer import (
-    Preference,
-    best_of,
-    spread,
-)
+from headstart.text.vocabulary.draft_tokenizer import Preference, best_of, spread
 from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 from headstart.types import Choose, DraftRequest, TokenChoice
 
@@ -36,12 +32,11 @@ class Speaker:
         translator: VocabularyTranslator,
         history: Sequence[int],
         max_tokens: int = 8,
-        limit: int = 16,
     ) -> None:
         tokenizer = translator.open(Preference("auto"))
         tokenizer.to_draft_tokens(history, 0)
         self.translator, self.history = translator, history
-        self.builder: Any = tokenizer.begin(DraftRequest(0, history, max_tokens), limit)
+        self.builder: Any = tokenizer.begin(DraftRequest(0, history, max_tokens), 16)
 
     def say(self, *ranked: int) -> int | None:
         logits = np.zeros(self.translator.draft.size, np.float32)
@@ -60,9 +55,7 @@ def tokens_of(translator: VocabularyTranslator, text: bytes) -> list[int]:
     return list(translator.target_encoder.encode(text))
 
 
-def test_the_last_token_of_a_draft_is_kept_though_more_bytes_could_change_it(
-    demo: VocabularyTranslator,
-) -> None:
+def test_the_last_token_of_a_draft_is_kept_though_more_bytes_could_change_it(demo) -> None:
     speaker = Speaker(demo, tokens_of(demo, b"x = y"))
     assert b"".join(speaker.write(b"\n    retur")) == b"\n    retur"
     assert speaker.builder._sequence.translate(speaker.builder.tokens)[1] > 0
@@ -176,9 +169,7 @@ def test_confidence_is_spread_over_tokens_that_spell_the_same_bytes(
     assert spread(probabilities, drafted, spelled, skip) == pytest.approx(expected)
 
 
-def test_listening_again_after_any_change_gives_the_whole_history_and_says_what_stayed(
-    demo: VocabularyTranslator,
-) -> None:
+def test_listening_again_after_any_change_gives_the_whole_history_and_says_what_stayed(demo):
     random = np.random.default_rng(5)
     text = tokens_of(
         demo, b"def provider(self, names):\n    return [name.strip() for name in names]\n" * 3
