@@ -12,6 +12,7 @@ from tests.architectures import tiny_hybrid, write_model
 from tests.models import tiny_bert, tiny_llama
 from tests.real.support import decode, engine_of
 
+from headstart.app import loading
 from headstart.app.assemble import Models, build_scheduler
 from headstart.app.loading import fit_models
 from headstart.config import (
@@ -21,8 +22,10 @@ from headstart.config import (
     SchedulerConfig,
     SpeculationConfig,
 )
+from headstart.engine import library
 from headstart.engine.context import LlamaEngine
 from headstart.engine.embedding import LlamaEmbedder
+from headstart.engine.fit import Part
 from headstart.engine.footprint import HOST, can_measure, measure, uses_of
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
@@ -67,6 +70,26 @@ def test_embeddings_are_counted(tmp_path: Path, write: Callable[[Path], Path]) -
         use = fit_models(config, Models(path, None, is_demo=False)).uses[HOST]
         sums.append(use.cache + use.compute)
     assert sums[0] - sum(sums[1:]) == pytest.approx(taken.cache + taken.compute, rel=0.05)
+
+
+@needs_measuring
+def test_libllama_knows_the_nodes_of_memory_before_it_is_asked_anything(tmp_path, monkeypatch):
+    """It is started once: by what asks for free memory first, it would be without --numa."""
+    told: list[int] = []
+    monkeypatch.setattr(library, "_started", False)
+    monkeypatch.setattr(library.api, "llama_numa_init", told.append)
+    config = Config(engine=EngineConfig(context=512, gpu_layers=0, numa="isolate"))
+    fit_models(config, Models(tiny_llama(tmp_path / "tiny.gguf")))
+    assert told == [2]
+
+
+def test_embeddings_beside_texts_are_counted_where_the_layers_are(tmp_path, monkeypatch) -> None:
+    asked: list[Callable[[EngineConfig], list[Part]]] = []
+    monkeypatch.setattr(loading, "fit", lambda part, beside, **more: asked.append(beside))
+    config = Config(engine=EngineConfig(context=512), embedding=EmbeddingConfig(embeddings=True))
+    fit_models(config, Models(tiny_llama(tmp_path / "tiny.gguf")))
+    (part,) = asked[0](replace(config.engine, context=256, gpu_layers=3))
+    assert (part.config.gpu_layers, part.config.context) == (3, 512)
 
 
 def taken_by_default(path: Path, *, drafts: bool, slots: int) -> tuple[float, int]:

@@ -62,12 +62,14 @@ def fit_models(config: Config, models: Models, free: Mapping[str, int] | None = 
     part = Part(models.target, replace(config.engine, mtp=mtp), limits, is_asked, reads_states)
 
     vectors = Part(models.target, config.engine, Limits(parallel, 1, 0, embeds=True))
-    sharing = replace(vectors, limits=replace(vectors.limits, shares_weights=True))
 
     def beside(settings: EngineConfig) -> list[Part]:
         parts = [drafter_part(config, drafter, settings)] if drafter else []
-        # with the requested context, not the one that fits beside it
-        return [*parts, sharing] if config.embedding.is_on else parts
+        if config.embedding.is_on:
+            # with the requested context, not the one that fits beside it
+            own = replace(settings, context=config.engine.context)
+            parts.append(Part(models.target, own, replace(vectors.limits, shares_weights=True)))
+        return parts
 
     def assumed() -> dict[str, int]:
         found = free_memory() | dict(free or {})

@@ -81,7 +81,7 @@ def fit(
         most = limits.max_draft if target.is_draft_asked else _least_snapshots(target)
         limits = replace(limits, max_draft=min(limits.max_draft, most))
         return Fitted(replace(config, context=context), limits)
-    return _Fitting(target, drafters, measure, (free or free_memory)()).run()
+    return _Fitting(target, drafters, measure, free or free_memory).run()
 
 
 def free_memory() -> dict[str, int]:
@@ -98,9 +98,9 @@ class _Fitting:
         target: Part,
         drafters: Callable[[EngineConfig], Sequence[Part]],
         measure: Measure,
-        free: dict[str, int],
+        free: Callable[[], dict[str, int]],
     ) -> None:
-        self.target, self.drafters, self.free = target, drafters, free
+        self.target, self.drafters = target, drafters
         self._measure = cache(measure)  # each call takes 10 to 20 ms, and some are repeated
         self.facts, _ = self._measure(
             target.path,
@@ -108,6 +108,7 @@ class _Fitting:
             replace(target.limits, max_draft=0),
             target.config.context or 512,
         )
+        self.free = free()  # after libllama was started with --numa
         train = self.facts.train_context
         self.is_open = target.config.context == 0
         self.config = replace(target.config, context=target.config.context or train)
