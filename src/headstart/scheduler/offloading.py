@@ -64,7 +64,7 @@ class Offloading:
         self._counters = counters
         self._clock = clock
         self._seconds_per_byte = SECONDS_PER_BYTE
-        self._bytes_per_token = 0.0  # of the last prompt copied
+        self._last_copy = 1, 0  # its tokens and bytes
         self._seconds = inf  # for the copies of this step
         self._until: float | None = None  # when they end, once they began
         self._is_behind = False  # `set_aside` was cut short
@@ -148,13 +148,19 @@ class Offloading:
 
     def is_too_long(self, cells: Cells) -> bool:
         """Whether the slot's prompt does not fit into main memory."""
-        return not self.store.fits(cells.namespace, cells.length * self._bytes_per_token)
+        return not self.store.fits(cells.namespace, self._expected_bytes(cells))
+
+    def _expected_bytes(self, cells: Cells) -> float:
+        """Least size of a slot's copy, given that of the last one; recurrent states do not grow."""
+        num_tokens, num_bytes = self._last_copy
+        share = cells.length / num_tokens
+        return num_bytes * (share if self._engine.has_blocks else min(1.0, share))
 
     def _has_room(self, cells: Cells) -> bool:
         """Whether main memory can take a prompt, and has so much room or so many others that no
         fewer conversations are known than the cache alone would hold.
         """
-        store, num_bytes = self.store, cells.length * self._bytes_per_token
+        store, num_bytes = self.store, self._expected_bytes(cells)
         is_enough = store.num_bytes + num_bytes <= store.max_bytes
         is_enough = is_enough or any(islice(store.only_here(), len(self._cells), None))
         return is_enough and not self.is_too_long(cells)
@@ -167,7 +173,7 @@ class Offloading:
         if self.disk is None:
             return False
         for cells in self._unwritten(self.disk):
-            num_bytes = cells.length * self._bytes_per_token
+            num_bytes = self._expected_bytes(cells)
             if not self.disk.takes(cells.namespace, num_bytes, cells.last_used):
                 continue  # copying it is all that would come of it
             self.begin_step(0.0)  # for each: not all copies are taken
@@ -290,7 +296,7 @@ class Offloading:
             others,
             cells.is_private,
         )
-        self._bytes_per_token = stored.num_bytes / len(stored.tokens)
+        self._last_copy = len(stored.tokens), stored.num_bytes
         return stored
 
     def _copy_blocks(self, cells: Cells) -> list[StoredBlock]:

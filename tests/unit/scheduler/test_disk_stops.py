@@ -35,6 +35,7 @@ from tests.unit.scheduler.test_disk_cache import (
 from headstart.scheduler import disk_cache, offloading
 from headstart.scheduler.disk_cache import DiskCache
 from headstart.scheduler.prompt_store import StoredBlock, StoredPrompt
+from headstart.structures.checkpoints import pack
 from headstart.structures.prompt_files import read_prompt, write_prompt
 from headstart.types import CacheKind
 from headstart.worker.loop import write_idle
@@ -118,6 +119,20 @@ def test_a_prompt_that_the_disk_refuses_is_copied_once(tmp_path, monkeypatch) ->
     for _ in range(3):
         assert not scheduler.cache.offloading.write_next()
     assert len(copied) == 1
+
+
+def test_a_state_that_does_not_grow_with_its_text_is_written_for_a_long_one_too(
+    tmp_path, monkeypatch
+) -> None:
+    """By what a token of the short one takes, the long one would be too large for the disk."""
+    model = Model(context_size=1024, cache_kind=CacheKind.ROLLBACK)
+    scheduler = make_scheduler(model, parallel=2)
+    ask(scheduler, long(1), conversation(2))
+    monkeypatch.setattr(model, "save_sequence", lambda seq_id: pack(bytes(5000), ()))
+    scheduler.cache.offloading.use_disk(disk := cache(tmp_path, max_bytes=14_000))
+    while scheduler.cache.offloading.write_next():
+        settled(disk)
+    assert texts(tmp_path) == 2
 
 
 def test_a_prompt_too_large_for_the_rest_of_the_disk_keeps_no_smaller_one_off_it(
