@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from tests.server.fake_worker import REPORT, FakeWorker, say
 from tests.server.serving import error_of, events_of, serving
 
+from headstart.config import ServerConfig
 from headstart.server import sse, status_events
 from headstart.server.answer_numbers import counterfactual
+from headstart.server.service import Service
 from headstart.server.status_events import _speed, num_tokens
 from headstart.structures.tenants import Caller
 from headstart.types.report import Counters, DiskReport, SlotReport, WorkerReport
@@ -118,6 +120,21 @@ def test_a_server_that_stops_ends_the_streams_at_once():
         return [seen, *[one async for one in stream]]
 
     assert len(asyncio.run(asyncio.wait_for(listen(), 5))) == 1
+
+
+def test_a_listener_that_is_slow_skips_states() -> None:
+    async def listen() -> list[bytes]:
+        listeners = Service(ServerConfig(), FakeWorker()).listeners
+        scope = {"headstart.caller": Caller(), "path": "/events"}
+        stream = aiter(listeners.response(scope).body_iterator)
+        await anext(stream)
+        for number in range(1000):
+            listeners.tell(number)
+        seen = [await anext(stream)]
+        listeners.close()
+        return [*seen, *[one async for one in stream]]
+
+    assert asyncio.run(asyncio.wait_for(listen(), 5)) == [sse.event(999)]
 
 
 def test_listeners_are_limited_and_make_room_when_they_leave(monkeypatch):

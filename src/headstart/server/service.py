@@ -89,7 +89,8 @@ class Service:
     )
     adapter_scales: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by tenant
     counters_read: Counters = field(default_factory=Counters)  # when /metrics was last read
-    listeners: Broadcast = field(default_factory=Broadcast)  # to the server's state
+    # to the server's state; a slow one gets the newest state only
+    listeners: Broadcast = field(default_factory=partial(Broadcast, 1))
     # counts of the last three minutes, for new listeners
     history: deque[dict[str, float]] = field(default_factory=partial(deque, maxlen=90))
 

@@ -33,7 +33,9 @@ class Broadcast:
     loop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_unread: int = 0) -> None:
+        """`most_unread`: events kept for a listener that is slow, the newest ones; 0: all."""
+        self._most_unread = most_unread
         self._queues: dict[asyncio.Queue[Any], str] = {}  # of each listener, and its tenant
         self._is_over = False
 
@@ -43,7 +45,7 @@ class Broadcast:
 
     def listen(self, tenant: str = "") -> asyncio.Queue[Any]:
         """Events from now on; None is the last."""
-        queue = asyncio.Queue[Any]()
+        queue = asyncio.Queue[Any](self._most_unread)
         if self._is_over:
             queue.put_nowait(None)
         self._queues[queue] = tenant
@@ -52,6 +54,8 @@ class Broadcast:
     def tell(self, data: Any) -> None:
         """Send an event to all listeners."""
         for queue in self._queues:
+            if queue.full():
+                queue.get_nowait()
             queue.put_nowait(data)
 
     def close(self) -> None:
