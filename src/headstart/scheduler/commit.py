@@ -182,8 +182,12 @@ class Committer:
 
     def _shift(self, sequence: Sequence) -> bool:
         """Shift the context if the server allows it; speculators start over after that."""
-        if not self._shifts_context or not shift_context(sequence, self._engine, self._vocab):
+        if not self._shifts_context:
             return False
+        text = sequence.packed
+        if not shift_context(sequence, self._engine, self._vocab):
+            return False
+        self._cache.offloading.store.lose(sequence.prompt_namespace, text)
         self._drafting.end(sequence)
         return True
 

@@ -10,6 +10,7 @@ import time
 from array import array
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from math import inf, nextafter
 
 import numpy as np
 
@@ -193,7 +194,9 @@ class PromptCache:
         for _, chunk in sequence.media:
             chunk.drop(sequence)
         cells.hold(cells.tokens[: cells.length], cells.num_exact, sequence.num_prompt)
-        cells.user, cells.last_used, sequence.cells = None, time.time(), None
+        newest = max(one.last_used for one in self.cells)
+        cells.last_used = max(time.time(), nextafter(newest, inf))  # the clock may be set back
+        cells.user = sequence.cells = None
         return cells
 
     def cut(self, sequence: Sequence, length: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,10 @@ from tests.harness import (
     step_until,
     submit_all,
 )
+from tests.unit.scheduler.conversations import ask, conversation
 
 from headstart.sampling import SamplingParams
+from headstart.scheduler import prompt_cache
 from headstart.types import Batch, CacheKind
 from headstart.types.request import Request
 
@@ -233,3 +236,13 @@ def test_a_short_request_goes_past_preempted_ones_that_do_not_fit_yet() -> None:
     scheduler.submit(short)
     step_until(scheduler, lambda told: "short" in told and told["short"].end, answers)
     check(engine, [short], answers)
+
+
+def test_the_slot_that_goes_is_the_one_used_longest_ago_though_the_clock_was_set_back(
+    monkeypatch,
+) -> None:
+    now = iter([5000.0, 1000.0, 1000.0, 1001.0])
+    monkeypatch.setattr(prompt_cache, "time", SimpleNamespace(time=lambda: next(now)))
+    scheduler = make_scheduler(Model(), parallel=2, cache_ram=0)
+    assert ask(scheduler, *(conversation(i) for i in (1, 2, 3))) == [100, 100, 100]
+    assert ask(scheduler, conversation(2, 1)) == [20]

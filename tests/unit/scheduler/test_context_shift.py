@@ -31,6 +31,7 @@ from tests.harness import (
     run_checked,
 )
 from tests.pictures import Pictures, with_pictures
+from tests.unit.scheduler.conversations import ask, conversation
 
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.context_shift import MOST_CHUNKS, find_chunks
@@ -266,3 +267,12 @@ def test_owned_tokens_read_like_a_list_and_their_copies_are_lists() -> None:
     with pytest.raises(TypeError, match="change a copy"):
         tokens *= 2
     assert tokens == [1, 4, 5]
+
+
+def test_a_stored_prompt_is_continued_by_no_text_that_lost_a_part_of_it() -> None:
+    scheduler = make_scheduler(Model(context_size=160), parallel=1, context_shift=True)
+    ask(scheduler, conversation(1), conversation(2))
+    scheduler.submit(replace(conversation(1, 1), max_tokens=100))
+    run(scheduler)
+    stored = scheduler.cache.offloading.store.only_here()
+    assert conversation(1).prompt in [one.tokens.tolist()[:100] for one in stored]
