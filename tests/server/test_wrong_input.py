@@ -224,7 +224,8 @@ def test_bad_prompts_are_400(client, prompt, says):
 
 
 def test_unknown_routes_are_404_and_wrong_methods_405(client):
-    assert "/v1/nothing here; docs/api.md" in error_of(client.get("/v1/nothing"), 404, "not_found_error")
+    message = error_of(client.get("/v1/nothing"), 404, "not_found_error")
+    assert "/v1/nothing here; docs/api.md" in message
     response = client.get(CHAT)
     assert "POST" in error_of(response, 405)
     assert response.headers["allow"] == "POST"
