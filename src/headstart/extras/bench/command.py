@@ -63,7 +63,7 @@ class BenchOptions:
         600.0, "begin no further round after this; each line gets three rounds", least=0
     )
     quick: bool = option(
-        False, "unless set: one user, edit and chat, one fixed length; some minutes"
+        False, "one user, edit and chat, one fixed length, unless set; a minute or two"
     )
     url: str | None = option(
         None, "measure this server of OpenAI's API, and nothing else; --api-key is its key"
