@@ -225,9 +225,8 @@ class SpeculationConfig:
         "file that keeps the state of control for the next start, or none. Default: in the cache "
         "directory",
     )
-    options: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # of speculators, by name: --spec-<name>-<option>
+    # of speculators, by name: --spec-<name>-<option>
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         longest = self.longest_draft(self.mode)

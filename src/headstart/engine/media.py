@@ -263,9 +263,8 @@ class Projector:
 
     def _forget(self) -> None:
         """Evict the least recently used chunks; requests hold their own."""
-        held = sum(
-            [chunk.num_bytes for chunk in list(self._chunks.values())]
-        )  # the thread may add some
+        # a copy: the thread may add some
+        held = sum([chunk.num_bytes for chunk in list(self._chunks.values())])
         while held > _MOST_BYTES and len(self._chunks) > 1:
             held -= self._chunks.popitem(last=False)[1].num_bytes
 

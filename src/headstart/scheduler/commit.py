@@ -88,9 +88,8 @@ class Committer:
                         self._note_chunk(sequence, length)
                         continue
                     rows = rows[-1:]
-                if (
-                    len(sequence.tokens) >= sequence.most_tokens
-                ):  # max_tokens 0: wants its prompt cached
+                # max_tokens 0: wants its prompt cached
+                if len(sequence.tokens) >= sequence.most_tokens:
                     self._cache.cut(sequence, length)
                     endings.append((sequence, Ending("length")))
                     continue

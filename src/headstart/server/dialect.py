@@ -74,9 +74,8 @@ class Choice:
     parser: AnswerReader | None = None  # separates reasoning and tool calls from content
     message: AnswerMessage = field(default_factory=AnswerMessage)  # result of the parser so far
     is_open: bool = False  # its first chunk was sent
-    scored: CharCounter = field(
-        default_factory=CharCounter
-    )  # text of tokens with log probabilities
+    # text of tokens with log probabilities
+    scored: CharCounter = field(default_factory=CharCounter)
     _first_token_at: float | None = None
     _decoder: IncrementalDecoder = field(default_factory=utf8_decoder)
     _parts: list[str] = field(default_factory=list)

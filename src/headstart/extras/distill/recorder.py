@@ -41,9 +41,8 @@ class TextRecorder:
         self._tenants = None if "all" in names else namespaces_of(names) | {""}
         self._model = ModelId.of(target).digest
         self._answers: dict[int, list[int]] = {}  # by number of the sequence
-        self._writer = ThreadPoolExecutor(
-            1, "recorder", use_any_core
-        )  # joined when the process ends
+        # joined when the process ends
+        self._writer = ThreadPoolExecutor(1, "recorder", use_any_core)
         self._room = threading.Semaphore(256)  # texts that may wait for the disk
         self._has_failed = False
 
