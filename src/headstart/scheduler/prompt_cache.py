@@ -40,7 +40,7 @@ class Placement:
 
 
 class PromptCache:
-    """All cells of a scheduler."""
+    """Chooses cells for requests, and restores prompts into them."""
 
     def __init__(
         self, cells: list[Cells], engine: Engine, offloading: Offloading, vocab: Vocab

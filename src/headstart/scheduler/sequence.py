@@ -271,7 +271,7 @@ class Sequence:
         )
 
     def summarize(self, now: float) -> RequestStats:
-        """Counts and times so far; `readers.Counts` adds those of drafts."""
+        """Counts and times so far; `StepOutcomes` adds those of drafts."""
         admitted = now if self.admitted is None else self.admitted
         first = now if self.first_token is None else self.first_token
         num_unread = 0

@@ -80,7 +80,7 @@ class NgramModSpeculator(TextSpeculator[_LearnedText]):
             self._learn(*self._unlearned.popleft())
 
     def _learn(self, text: _LearnedText, start: int, end: int) -> None:
-        """Learn a piece of a text, because a step waits."""
+        """Learn at most PIECE tokens of a text, because a step waits."""
         stop = min(end, start + PIECE)
         self._table.learn(text.tokens[max(0, start - self._table.n) : stop], text.salt)
         if stop < end:
