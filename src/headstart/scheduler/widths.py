@@ -56,6 +56,7 @@ class WidthComparison:
         self._rows, self._ms = dict[int, list[bytes]](), dict[int, float]()
         self._mixed, self._alone = set[int](), set[int]()
         self._change = 0.0
+        self._saved = bytearray()  # the first sequence, once it was read
 
     def run(self, is_interrupted: Callable[[], bool] = lambda: False) -> WidthClasses | None:
         """The classes, or None if interrupted, which takes at most one decode; the next call
@@ -66,12 +67,15 @@ class WidthComparison:
         most = min(engine.max_batch_tokens, engine.max_outputs, engine.context_size - length)
         own = self.sequences[0]
         try:
-            self._read(own, length)
+            if self._saved:
+                engine.restore_sequence(own, self._saved)
+            else:
+                self._read(own, length)
+                self._saved = engine.save_sequence(own)
             others = self._read_others(length)
-            saved = bytearray() if self._cuts else engine.save_sequence(own)
             for width in (*range(1, 17), *WIDE):
                 if width <= most and width not in self._rows:
-                    self._look(width, length, saved, others)
+                    self._look(width, length, others)
         except _GaveWay:
             return None
         finally:
@@ -79,7 +83,7 @@ class WidthComparison:
                 engine.clear(seq_id)
         return self._classes()
 
-    def _look(self, width: int, length: int, saved: bytearray, others: list[int]) -> None:
+    def _look(self, width: int, length: int, others: list[int]) -> None:
         own, compared = self.sequences[0], list[bytes]()
         num = -(-self._num_rows // width) if width != _ROWS else CERTAIN_ROWS // width
         num = min(num, (self._engine.context_size - length) // width)
@@ -87,11 +91,11 @@ class WidthComparison:
             start = length + index * width
             tokens = [self._token(start + i) for i in range(width)]
             compared += self._decode([(own, start, tokens)], index * width)
-        self._put(own, saved, length)
+        self._put_back(length)
         alike = self._decode([(own, length, [self._token(length)] * width)])
         if alike[0] != compared[0]:
             self._mixed.add(width)
-        self._put(own, saved, length)
+        self._put_back(length)
         if 2 <= width <= 1 + len(others):
             rows = [(own, length, [self._token(length)])]
             for index, seq_id in enumerate(self.sequences[1:width]):
@@ -99,7 +103,7 @@ class WidthComparison:
                 others[index] += 1
             if self._decode(rows)[0] != compared[0]:
                 self._alone.add(width)
-            self._put(own, saved, length)
+            self._put_back(length)
         self._rows[width] = compared
 
     def _decode(self, rows: list[tuple[int, int, list[int]]], index: int = _ROWS) -> list[bytes]:
@@ -160,11 +164,12 @@ class WidthComparison:
             bool(self._alone - self._mixed),
         )
 
-    def _put(self, seq_id: int, saved: bytearray, length: int) -> None:
+    def _put_back(self, length: int) -> None:
+        own = self.sequences[0]
         if self._cuts:
-            self._engine.truncate(seq_id, length)
+            self._engine.truncate(own, length)
         else:
-            self._engine.restore_sequence(seq_id, saved)
+            self._engine.restore_sequence(own, self._saved)
 
     def _read_others(self, length: int) -> list[int]:
         """Fill the other sequences, longer than the first one; returns their lengths."""
