@@ -54,22 +54,24 @@ class _Writer:
         self.gguf.close()
 
 
-def projector(path: Path, kind: Kind, width: int, *, hears: bool = False, seed: int = 0) -> Path:
-    """Write a projector for a model of this width; an image has a few cells.
+def projector(
+    path: Path, kind: Kind, width: int, *, hears: bool = False, seed: int = 0, image: int = 28
+) -> Path:
+    """Write a projector for a model of this width; an image has a few cells, with more pixels more.
 
     `hears`: it takes sound too, as ultravox alone does.
     """
     writer = _Writer(path, seed)
     if kind != "ultravox":
-        _vision(writer, kind, width)
+        _vision(writer, kind, width, image)
     if hears or kind == "ultravox":
         _sound(writer, width)
     writer.close()
     return path
 
 
-def _vision(writer: _Writer, kind: Kind, width: int) -> None:
-    size, ff, image, patch, tensor, gguf = 32, 64, 28, 7, writer.tensor, writer.gguf
+def _vision(writer: _Writer, kind: Kind, width: int, image: int) -> None:
+    size, ff, patch, tensor, gguf = 32, 64, 7, writer.tensor, writer.gguf
     if kind == "qwen2vl_merger":
         image, patch = 32, 4
     gguf.add_string("clip.vision.projector_type", kind)

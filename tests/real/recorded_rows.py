@@ -57,9 +57,10 @@ class RecordedRows:
         self._saved[bytes(data)] = list(self._texts[seq_id])
         return data
 
-    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> int:
         self._texts[seq_id] = list(self._saved[bytes(data)])
-        return bool(self._plain["restore_sequence"](seq_id, data))
+        length: int = self._plain["restore_sequence"](seq_id, data)
+        return length
 
     def save_block(self, seq_id: int, start: int, end: int) -> bytearray:
         data: bytearray = self._plain["save_block"](seq_id, start, end)

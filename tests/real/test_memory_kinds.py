@@ -16,12 +16,16 @@ from numpy.typing import NDArray
 from tests.architectures import tiny_hybrid, tiny_recurrent, write_model
 from tests.harness import play
 from tests.heads import changes_for
+from tests.images import picture, projector
 from tests.models import tiny_llama
 from tests.real.answers import Setting, different, open_config, open_setting
+from tests.real.image_prompts import BYTES, TARGETS, ask, models, sampling
+from tests.real.recorded_rows import RecordedRows
 from tests.real.support import byte_requests, decode, engine_of, without_draft
 
 from headstart.engine.parameters import Limits
 from headstart.engine.sequences import Sequences
+from headstart.scheduler.offloading import Offloading
 from headstart.types import Batch, CacheKind
 from headstart.types.errors import EngineError
 
@@ -124,6 +128,29 @@ def test_exact_texts_of_every_memory_kind_are_the_same_with_drafts_beside_others
         assert scheduler.outcomes.total.drafts.num_drafted > 0
         if num_slots == 1:  # of a model with windows one window would come back, behind the answer
             assert bool(scheduler.counters.prompts_restored) == (not scheduler.engine.window)
+
+
+def test_exact_rows_behind_a_large_image_are_the_same_behind_a_window_from_main_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window comes back to other cells, and attention of 64 rows or more sums by their tiles."""
+    monkeypatch.setattr(Offloading, "_saves_time", lambda *given: True)
+    large = projector(tmp_path / "large.gguf", "gemma3", 64, image=112)
+    found = replace(models(tmp_path, *TARGETS["non-causal"]), projector=large)
+    fresh, scheduler = (open_setting(Setting(), found) for _ in range(2))
+    alone, restored = (RecordedRows(one.engine) for one in (fresh, scheduler))
+    first = ask(scheduler, "a", BYTES * 3, sampling=sampling(0.8))
+    text = [*first.prompt, *play(scheduler, [first])["a"].tokens]
+    play(scheduler, [ask(scheduler, "b", BYTES[::-1] * 3, sampling=sampling(0.8))])
+    for one in (fresh, scheduler):
+        asked = ask(one, "c", text, picture(1), BYTES, sampling=sampling(0.8))
+        ((_, chunk),) = asked.media
+        assert chunk.num_cells == 64
+        play(one, [asked])
+    assert scheduler.counters.prompts_restored == 1
+    differences = alone.differences(restored)
+    assert len(differences) > 10
+    assert not differences.any()
 
 
 def test_what_was_copied_is_the_same_whatever_becomes_of_its_source_before_the_next_decode(

@@ -51,7 +51,7 @@ class LlamaEngine(Sequences):
         """
         self.model = model
         self.vocab_size = model.vocab.size
-        self.is_exact = config.exact
+        self.is_exact, self.is_reference = config.exact, False
         is_split = model.facts.architecture == "deepseek4" and not limits.is_heads
         self.has_own_caches = config.exact or is_split
         self.widths, self.is_alone = ALL_WIDTHS, False  # widths of decodes, in exact mode
@@ -98,16 +98,17 @@ class LlamaEngine(Sequences):
         if self.is_exact or self.cache_kind is CacheKind.ROLLBACK:
             self._staging = Batch(self.max_batch_tokens)
 
-    def use_reference_kernels(self) -> None:
+    def use_reference_kernels(self, *, is_on: bool = True) -> None:
         """Compute every row in the same way on a CPU, whatever else is in the batch; slower.
 
         Not in the public API: reaches the context's scheduler through an exported C++ method.
         """
+        self.is_reference = is_on
         scheduler = api.llama_context_get_sched(self.handle)
         for index in range(api.ggml_backend_sched_get_n_backends(scheduler)):
             backend = api.ggml_backend_sched_get_backend(scheduler, index)
             if api.ggml_backend_name(backend) == b"CPU":
-                api.ggml_backend_cpu_set_use_ref(backend, True)
+                api.ggml_backend_cpu_set_use_ref(backend, is_on)
 
     def _adjust(self, params: Any) -> None:
         """Change libllama's parameters before the context is created; a hook for subclasses."""
@@ -221,11 +222,17 @@ class LlamaEngine(Sequences):
             self._drop_padding(batch, [run])
         position = self.gaps.position(seq_id, start - offset)
         rows = chunk.rows(seq_id, start, position, offset, batch.tokens[:num].tolist())
+        # attention of 64 rows sums by tiles of cells, and a window that was restored has others
+        is_tiled = self.is_exact and self.window > 0 and not self.is_reference
         api.llama_set_causal_attn(self.handle, chunk.is_causal)
+        if is_tiled:
+            self.use_reference_kernels()
         try:
             self._decode(batch, c_batch(rows))
         finally:
             api.llama_set_causal_attn(self.handle, True)
+            if is_tiled:
+                self.use_reference_kernels(is_on=False)
         if self.cache_kind is not CacheKind.CUT:
             self._note(batch, [run])
         if offset + num == chunk.num_cells:
