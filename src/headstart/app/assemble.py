@@ -118,7 +118,7 @@ def build_scheduler(
     limits = replace(config.scheduler, cache_ram=cache_ram)
     scheduler = Scheduler(engine, engine.model.vocab, drafting, limits)
     if target.classes is not None:
-        scheduler.know_widths(target.classes, is_exact=True)
+        scheduler.know_widths(target.classes)
     embedding = None
     if embedder := target.embedder:
         scheduler.embeddings = EmbeddingQueue(embedder, scheduler.counters, scheduler.clock)

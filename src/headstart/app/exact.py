@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from time import perf_counter
 
 from headstart.engine.context import LlamaEngine
@@ -43,10 +44,11 @@ def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasse
                 fitting = [n for n in sizes if widths.fit(n) - 1 <= engine.max_padding]
                 engine.max_rollback = min(engine.max_rollback, len(fitting) - 1)
             log.info(
-                "exact: decodes of %s rows (widths that agree: %s%s); one row takes %.2f times as "
-                "long", widths, classes, ", reference kernels" * is_reference, classes.cost(widths),
+                "exact: decodes of %s rows (widths that agree: %s%s); padding makes one row take "
+                "%.2f times as long",
+                widths, classes, ", reference kernels" * is_reference, classes.cost(widths),
             )  # fmt: skip
-            return classes
+            return replace(classes, is_exact=True)
     if is_repacked:
         log.info("exact: one row agrees with too few (%s); loading weights unpacked", classes)
         return None

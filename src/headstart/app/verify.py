@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.widths import WidthComparison, logits_behind
-from headstart.types import DraftMode
+from headstart.types import CacheKind, DraftMode
 from headstart.types.request import (
     ErrorEvent,
     FinishEvent,
@@ -65,6 +65,7 @@ class TextComparison:
     """Results of the comparison."""
 
     classes: WidthClasses
+    cache_kind: CacheKind
     is_exact: bool
     change: float = 0.0  # most that a way to read a text was seen to change a logit
     texts: dict[str, int] = field(default_factory=dict)  # by way
@@ -133,7 +134,7 @@ def verify(
     """
     plain = open_scheduler(1)
     classes = _compare_widths(plain)
-    verdict = TextComparison(classes, is_exact)
+    verdict = TextComparison(classes, plain.engine.cache_kind, is_exact)
     off = Way(1, "off", SpeculativeParams(mode=DraftMode.OFF), "fresh")
     asked = [_at(request, temperature) for temperature in temperatures for request in requests]
     expected = _answer(plain, asked, off)

@@ -221,7 +221,7 @@ class Sequences:
         is_cut = self.cache_kind is CacheKind.CUT  # whose lengths are not tracked
         if length == 0 or (dropped <= 0 and not is_cut):
             return True
-        if self._is_recurrent:
+        if self.cache_kind.is_recurrent:
             last_rows = self._last_rows.get(seq_id, 0)
             if dropped > min(self.max_padding, last_rows - 1):
                 return False
@@ -232,13 +232,9 @@ class Sequences:
         oldest = int(api.llama_memory_seq_pos_min(self._memory, seq_id))
         return oldest <= max(0, self.gaps.position(seq_id, length) - self.window + 1)
 
-    @property
-    def _is_recurrent(self) -> bool:
-        return self.cache_kind in (CacheKind.ROLLBACK, CacheKind.CHECKPOINT)
-
     def _can_copy(self, seq_id: int, length: int) -> bool:
         """Whether another sequence can share exactly these tokens, without a checkpoint."""
-        if self._is_recurrent:
+        if self.cache_kind.is_recurrent:
             return length == self._lengths.get(seq_id, 0)
         return self._can_cut(seq_id, length)
 

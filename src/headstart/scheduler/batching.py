@@ -6,7 +6,7 @@ import numpy as np
 
 from headstart.scheduler.prompt_order import PromptOrder
 from headstart.scheduler.step import SequencePlan, StepPlan
-from headstart.types import Batch, CacheKind, Engine
+from headstart.types import Batch, Engine
 
 
 def build(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
@@ -114,5 +114,5 @@ def mixes_states(batch: Batch, engine: Engine) -> bool:
     """Whether a failed decode may leave wrong recurrent states: with several sequences libllama
     first records that it moves others, then moves them.
     """
-    is_recurrent = engine.cache_kind in (CacheKind.ROLLBACK, CacheKind.CHECKPOINT)
+    is_recurrent = engine.cache_kind.is_recurrent
     return is_recurrent and len(set(batch.seq_ids[: batch.num_rows].tolist())) > 1

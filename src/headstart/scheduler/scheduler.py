@@ -106,12 +106,12 @@ class Scheduler:
         is_asked = self.compiling.waiting or self.slot_actions.waiting or self.waiting
         return bool(is_asked or self.running or self._ended or self.record)
 
-    def know_widths(self, classes: WidthClasses, *, is_exact: bool = False) -> None:
-        """Record which batch widths give equal logits; with `is_exact` only such are used."""
+    def know_widths(self, classes: WidthClasses) -> None:
+        """Record which batch widths give equal logits."""
         self.widths = classes
-        log.info("%s", classes.promise(self.engine.cache_kind, is_exact=is_exact))
+        log.info("%s", classes.promise(self.engine.cache_kind))
         # choices won by less are counted: either of the two logits may have changed
-        self.near_tie = 0.0 if is_exact else 2.0 * classes.change
+        self.near_tie = 0.0 if classes.is_exact else 2.0 * classes.change
 
     def submit(self, request: Request) -> None:
         """Queue a request.

@@ -66,6 +66,10 @@ class CacheKind(Enum):
     ROLLBACK = "rollback"
     CHECKPOINT = "checkpoint"  # recurrent: only back to checkpoints
 
+    @property
+    def is_recurrent(self) -> bool:
+        return self in (CacheKind.ROLLBACK, CacheKind.CHECKPOINT)
+
 
 class Batch:
     """Rows for one decode, in numpy arrays that are refilled every step.

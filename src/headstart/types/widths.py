@@ -55,6 +55,7 @@ class WidthClasses:
     change: float  # largest difference of a logit between two widths
     milliseconds: tuple[tuple[int, float], ...] = ()  # of the fastest decode, by width
     is_alone: bool = False  # rows of another sequence in the decode change a row
+    is_exact: bool = False  # with --exact, only widths of one class are decoded
 
     def __str__(self) -> str:
         """Format like "1 | 2-8 | 9-16"."""
@@ -81,20 +82,25 @@ class WidthClasses:
         wide = times.get(widths.fit(1))
         return wide / times[1] if wide and times.get(1) else 1.0
 
-    def exact_cost(self, kind: CacheKind = CacheKind.CUT) -> float | None:
-        """Relative cost of --exact for a step without drafts; None: it needs slower kernels."""
-        widths = self.choose() if kind is CacheKind.CUT else self.choose(0)
-        if widths is None or not widths.pads_little:
+    def exact_cost(self, kind: CacheKind) -> float | None:
+        """What --exact would add to a step of one request without drafts, as a share; None: not
+        known, because it needs slower kernels or is on.
+        """
+        # windows become caches that can be cut; recurrent states could not take padding back
+        widths = self.choose(0) if kind.is_recurrent else self.choose()
+        if widths is None or not widths.pads_little or self.is_exact:
             return None
         return max(0.0, self.cost(widths) - 1.0)
 
-    def promise(self, kind: CacheKind = CacheKind.CUT, *, is_exact: bool) -> str:
+    def promise(self, kind: CacheKind) -> str:
         """What a server can promise about its texts after the comparison, and at what price."""
-        if is_exact:
+        if self.is_exact:
             return "texts depend neither on drafts nor on other requests (--exact)"
-        price = "needs slower kernels"
+        price = "needs slower kernels, where it is possible"
         if (cost := self.exact_cost(kind)) is not None:
-            price = f"makes a step without drafts take up to {100 * cost:.0f} % longer"
+            step = "a step of one request without drafts"
+            price = f"makes {step} take up to {100 * cost:.0f} % longer"
+            price += ", and decodes several requests one by one" * kind.is_recurrent
         return f"texts may differ at near ties (rows that agree: {self}); --exact {price}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.harness import EOS, Model, Oracle, ReadingFilters, make_scheduler
 
-from headstart.app.cli.verify import COMMAND
+from headstart.app.cli.verify import COMMAND, _summary
 from headstart.app.verify import TEMPERATURES, TextComparison, verify
 from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
@@ -19,7 +20,7 @@ from headstart.sampling.verify import emit
 from headstart.scheduler import commit
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.widths import change_by_order
-from headstart.types import Batch
+from headstart.types import Batch, CacheKind
 from headstart.types.request import Request
 
 PREFIX = [*range(20), *range(20)]
@@ -61,6 +62,11 @@ def test_all_texts_of_a_sound_server_are_the_same() -> None:
     said = verdict.describe()
     assert said["different"] == 0
     assert said["ways"]["auto, 3 slots, arriving prompts"] == 10
+
+
+def test_the_price_of_exactness_is_said_for_the_memory_that_the_model_has() -> None:
+    verdict = run(partial(Model, cache_kind=CacheKind.CHECKPOINT), 1)
+    assert "decodes several requests one by one" in _summary(verdict)
 
 
 def test_an_error_has_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

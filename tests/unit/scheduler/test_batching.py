@@ -244,13 +244,26 @@ def test_a_server_says_which_widths_its_texts_depend_on_and_what_exactness_costs
     found = compare(lambda batch, row: (batch.num_rows > 1) + (batch.num_rows > 8))
     times = {n: 10.0 if n == 1 else 12.5 for n, _ in found.milliseconds}
     classes = replace(found, milliseconds=tuple(times.items()))
-    promise = classes.promise(is_exact=False)
-    assert "(rows that agree: 1 | 2-8 | 9-64)" in promise
-    assert "--exact makes a step without drafts take up to 25 % longer" in promise
-    assert "slower kernels" in classes.promise(CacheKind.CHECKPOINT, is_exact=False)
+    for kind in (CacheKind.CUT, CacheKind.WINDOW):  # with --exact, windows are cut, too
+        promise = classes.promise(kind)
+        assert "(rows that agree: 1 | 2-8 | 9-64)" in promise
+        assert promise.endswith("of one request without drafts take up to 25 % longer")
     apart = replace(classes, classes=((1, 2, 3), tuple(range(4, 17))))  # as with repacked weights
-    assert "slower kernels" in apart.promise(is_exact=False)
-    assert "neither on drafts nor on other requests" in classes.promise(is_exact=True)
+    assert "slower kernels" in apart.promise(CacheKind.CUT)
+    exact = replace(classes, is_exact=True)
+    assert "neither on drafts nor on other requests" in exact.promise(CacheKind.CUT)
+    assert exact.exact_cost(CacheKind.CUT) is None, "it would be that of padding, not of kernels"
+
+
+@pytest.mark.parametrize("kind", [CacheKind.ROLLBACK, CacheKind.CHECKPOINT])
+def test_the_price_of_exactness_is_that_of_unpadded_rows_where_states_keep_padding(kind) -> None:
+    """Padded to two rows, as attention is, one would take a quarter longer."""
+    times = tuple((n, 10.0 if n == 1 else 12.5) for n in (*range(1, 17), 64))
+    apart = WidthClasses(((1,), tuple(range(2, 17))), (), 0.1, times)
+    assert "--exact needs slower kernels, where it is possible" in apart.promise(kind)
+    alike = replace(apart, classes=(tuple(range(1, 17)),))
+    promise = alike.promise(kind)
+    assert promise.endswith("take up to 0 % longer, and decodes several requests one by one")
 
 
 def test_a_kernel_that_depends_on_the_rows_beside_is_found() -> None:

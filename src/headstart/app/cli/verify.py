@@ -119,7 +119,7 @@ def _summary(verdict: TextComparison) -> str:
     shown = [f"{n}: {times[n]:.1f}" for n in (1, 2, 4, 8, 16, 63) if n in times]
     lines = [
         "",
-        classes.promise(is_exact=verdict.is_exact),
+        classes.promise(verdict.cache_kind),
         f"rows of a decode that agree: {classes}; other widths change a logit by up to "
         f"{classes.change:.2g}, other ways to read a text by up to {verdict.change:.2g}",
         f"milliseconds of a decode by rows: {', '.join(shown)}",
