@@ -14,14 +14,15 @@ only: reads /proc/self/task/TID/schedstat.
 
 from __future__ import annotations
 
+import faulthandler
 import mmap
 import os
 import re
 import resource
+import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,7 @@ from numpy.typing import NDArray
 LIMIT = 0.005  # seconds
 LOOK_SECONDS = 0.002  # between two looks at what runs
 MARK = "watchdog:"  # in front of each line in the log
+NO_STACK = "  no stack\n"
 
 
 def page_seconds() -> float:
@@ -62,18 +64,18 @@ class Times:
         return np.array([now[0] - waited / 1e9, now[1], pages])
 
 
-class Watchdog(threading.Thread):
-    """Looks at what the engine's loop does; started in the loop's thread."""
+class Watchdog:
+    """Sees what the engine's loop does; made in the loop's thread, the main one."""
 
     def __init__(self) -> None:
-        super().__init__(name="watchdog", daemon=True)
         self._clock = Times()
         self._watched = threading.get_ident()
-        self._piece: tuple[str, NDArray[np.float64]] | None = None  # what runs, and since when
-        # it, how many of its times were too long, and the stack
-        self._seen: tuple[tuple[str, NDArray[np.float64]] | None, int, str] = (None, 0, "")
+        self._piece: NDArray[np.float64] | None = None  # times when the one that runs began
         self._decoding = np.zeros(3)  # of all decodes
         self._is_decoding = False
+        self._stacks = os.memfd_create("stacks")  # of what runs
+        # written by the signal's handler itself, which waits for no interpreter
+        faulthandler.register(signal.SIGALRM, self._stacks, all_threads=False)
 
     def piece(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, watched; a piece within a piece counts to the outer one."""
@@ -81,15 +83,20 @@ class Watchdog(threading.Thread):
         def watched(*args: Any, **kwargs: Any) -> Any:
             if self._piece is not None or threading.get_ident() != self._watched:
                 return function(*args, **kwargs)
-            decoding = self._decoding
-            piece = self._piece = (name, self._clock() - decoding)
+            began = self._piece = self._clock() - self._decoding
+            self._look(is_on=True)
             try:
                 return function(*args, **kwargs)
             finally:
+                self._look(is_on=False)
                 self._piece = None
-                seconds = self._clock() - self._decoding - piece[1]
+                seconds = self._clock() - self._decoding - began
+                stacks = self._taken()
                 if seconds[0] > LIMIT:
-                    self._tell(piece, seconds, args)
+                    what = " ".join(type(one).__name__ for one in args[1:])
+                    own, busy, pages = seconds * (1000, 1000, 1)
+                    head = f"{MARK} {name} {own:.1f} {busy:.1f} {pages:.0f} {what}"
+                    print(f"{head}\n{stacks or NO_STACK}", file=sys.stderr)
 
         return watched
 
@@ -100,41 +107,32 @@ class Watchdog(threading.Thread):
             if self._is_decoding:  # a model that drafts decodes
                 return function(*args, **kwargs)
             began, self._is_decoding = self._clock(), True
+            self._look(is_on=False)
             try:
                 return function(*args, **kwargs)
             finally:
+                self._look(is_on=self._piece is not None)
                 self._decoding = self._decoding + (self._clock() - began)
                 self._is_decoding = False
 
         return decoded
 
-    def run(self) -> None:
-        while True:
-            time.sleep(LOOK_SECONDS)
-            self.look()
+    def _look(self, *, is_on: bool) -> None:
+        """Take the stack of what runs every LOOK_SECONDS, from now on or no more."""
+        if threading.get_ident() == self._watched:
+            seconds = LOOK_SECONDS if is_on else 0.0
+            signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
 
-    def look(self) -> None:
-        """Take the stack of what takes too long, once for each of the two times."""
-        piece = self._piece
-        if piece is None or self._is_decoding:
-            return
-        num_over = int(np.sum((self._clock() - self._decoding - piece[1])[:2] > LIMIT))
-        if num_over > (self._seen[1] if self._seen[0] is piece else 0):
-            frame = sys._current_frames().get(self._watched)
-            self._seen = (piece, num_over, "".join(traceback.format_stack(frame)[-7:]))
-            del frame  # it keeps alive what the loop thinks is gone
-
-    def _tell(
-        self,
-        piece: tuple[str, NDArray[np.float64]],
-        seconds: NDArray[np.float64],
-        args: tuple[Any, ...],
-    ) -> None:
-        stack = self._seen[2] if self._seen[0] is piece else "no stack\n"
-        what = " ".join(type(one).__name__ for one in args[1:])
-        own, busy, pages = seconds * (1000, 1000, 1)
-        head = f"{MARK} {piece[0]} {own:.1f} {busy:.1f} {pages:.0f} {what}"
-        print(f"{head}\n{stack}", file=sys.stderr)
+    def _taken(self) -> str:
+        """The heads of the newest stacks since the last call, the newest first."""
+        size = os.lseek(self._stacks, 0, os.SEEK_CUR)
+        if not size:
+            return ""
+        told = os.pread(self._stacks, size, 0).decode(errors="replace")
+        os.lseek(self._stacks, 0, os.SEEK_SET)
+        os.ftruncate(self._stacks, 0)
+        stacks = [part.splitlines()[1:9] for part in told.split("Stack (")[:0:-1]]
+        return "".join(f"  {i + 1}\n" + "\n".join(one) + "\n" for i, one in enumerate(stacks[:4]))
 
 
 def watch() -> None:
@@ -145,9 +143,7 @@ def watch() -> None:
     from headstart.scheduler.scheduler import Scheduler
     from headstart.worker import loop
 
-    sys.setswitchinterval(0.0005)  # lets the watchdog see what runs
     dog = Watchdog()
-    dog.start()
     for name, kind, method in (
         ("command", loop, "_obey"),
         ("report", loop, "make_report"),
@@ -173,7 +169,7 @@ def tell_stalls(log: str, page: float = 0.0) -> int:
         stack = rest[: match.start()] if (match := re.search(r"^\S", rest, re.M)) else rest
         name, own, busy, pages, *what = head.split()
         places = re.findall(r'File ".*?/([^/]+/[^/]+)", line (\d+)', stack)
-        key = " ".join((name, *what, ":".join(places[-1]) if places else "?"))
+        key = " ".join((name, *what, ":".join(places[0]) if places else "?"))
         computed = float(busy) - 1000 * page * (pages != "0")
         stalls.setdefault(key, []).append((computed, float(own), stack))
     print(f"\na page of memory that is new to the machine takes {1000 * page:.1f} ms")
