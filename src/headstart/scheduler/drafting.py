@@ -18,7 +18,7 @@ from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.cost import Sample
 from headstart.control.state import StateFile
-from headstart.control.values import AskedAnswer, DraftCall, Step
+from headstart.control.values import FAST, AskedAnswer, DraftCall, Step
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.model_drafting import ask_models
 from headstart.scheduler.offers import GRAMMAR, Candidate, askable, candidate, consider
@@ -38,6 +38,8 @@ from headstart.types import NO_DRAFT, Draft, DraftRequest, Engine
 from headstart.types.request import SpeculativeParams
 
 log = logging.getLogger(__name__)
+
+SAMPLING_SECONDS = 0.003  # of a step, to choose the tokens of drafts
 
 
 class Drafting:
@@ -70,6 +72,7 @@ class Drafting:
         self._texts = [one for one in everyone if not one.is_model]
         self._models = [one for one in everyone if one.is_model]
         self._reading_ms = 0.0  # control's time for the last record with drafts
+        self._row_seconds = 5e-5  # of choosing a token
         self._begun: dict[int, Sequence] = {}  # by number, those that speculators have begun
         for speculator in everyone:
             if speculator.speculator.scores_are_probabilities:
@@ -138,6 +141,16 @@ class Drafting:
         if record.plan.calls:
             self._reading_ms = 1000.0 * (self._clock() - started)
 
+    def note_sampling(self, num_rows: int, seconds: float) -> None:
+        """Learn what it takes to choose a token: log probabilities and masks make it longer."""
+        mean, known = seconds / num_rows, self._row_seconds
+        # at most doubled, because one may have been interrupted
+        self._row_seconds += min(mean - known, known) if mean > known else FAST * (mean - known)
+
+    def _most_sampled(self) -> int:
+        """Rows of a step from which tokens are chosen: meanwhile, nothing is decoded."""
+        return int(SAMPLING_SECONDS / self._row_seconds)
+
     def _tell(self, work: Callable[..., None], *what: Any) -> None:
         """Do work that uses control, unless it has failed; its errors end drafts, not requests."""
         if not self.failure:
@@ -166,7 +179,7 @@ class Drafting:
             num_rows,
             context,
             max_rows,
-            engine.max_outputs,
+            min(engine.max_outputs, self._most_sampled()),
             can_pad=can_pad,
             is_even=plan.is_even,
             num_reading=plan.num_running - num,

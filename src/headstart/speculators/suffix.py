@@ -197,7 +197,7 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
 
     def go_on(self) -> None:
         if self.corpus.unfinished:
-            self.corpus.go_on(SLICE)
+            self.corpus.go_on(2 * SLICE)  # all that is added must be linked, and compacted
 
     def end(self, seq_id: int) -> None:
         self._end(seq_id, is_private=False)

@@ -109,6 +109,8 @@ class _NamespaceTexts:
         if self._next is None:
             index.link(num_tokens)
             return index.num_linked < len(index)
+        if not self._next.prepare():
+            return True
         start = self._next_start + len(self._next)
         self._next.tokens.extend(index.tokens[start : start + num_tokens])
         self._next.link(num_tokens)

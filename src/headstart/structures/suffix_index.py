@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 SEPARATOR = -1  # between documents; equals no token
 _MOST_STRANGERS = 4  # places of other n-grams that are skipped, besides `limit`
 _BULK = 512  # minimum number of tokens linked together
-SLICE = 4096  # maximum per call: about a millisecond
+SLICE = 1024  # maximum per call: a third of a millisecond, for each answer of a step
+_CLEARED = 1 << 19  # slots of the tables cleared per call: one huge page
 _PRIME = 2038074743  # below 2^31, and 2^32 is not small modulo it
 
 
@@ -49,7 +50,7 @@ def _numbers_of(text: NDArray[np.int32], n: int) -> NDArray[np.int64]:
 class _Chains:
     """Places by the n tokens before them."""
 
-    __slots__ = ("head", "mask", "n", "previous")
+    __slots__ = ("head", "mask", "n", "num_cleared", "previous")
 
     def __init__(self, n: int, bits: int) -> None:
         self.n = n
@@ -58,10 +59,18 @@ class _Chains:
     def clear(self, bits: int) -> None:
         bits = max(bits, 10)
         self.mask = (1 << bits) - 1
-        # slot -> newest position; 0 = none. Zero pages are allocated on first use, and a memoryview
-        # reads a number faster than numpy.
-        self.head = np.zeros(1 << bits, np.int32).data
+        # slot -> newest position; 0 = none. A memoryview reads a number faster than numpy.
+        self.head = np.empty(1 << bits, np.int32).data
+        self.num_cleared = 0  # slots; the others are not set yet
         self.previous = array("i")  # position -> the previous position in its slot
+
+    def go_on(self, num_slots: int) -> int:
+        """Clear up to so many more slots; returns how many."""
+        start = self.num_cleared
+        self.num_cleared = min(len(self.head), start + num_slots)
+        if self.num_cleared > start:
+            np.frombuffer(self.head, np.int32)[start : self.num_cleared] = 0
+        return self.num_cleared - start
 
     def append(self, tokens: array[int], end: int) -> None:
         """Link all unlinked places of the text before `end`."""
@@ -150,8 +159,21 @@ class SuffixIndex:
         if size - self.num_linked >= _BULK:
             self.link(SLICE)
 
+    def prepare(self) -> bool:
+        """Clear a piece of the tables, all of small ones; returns whether they are clear.
+
+        The slots of a few tokens lie in all pages of a table, so that linking these would use all
+        of its memory for the first time.
+        """
+        left = _CLEARED
+        for chains in self._chains:
+            left -= chains.go_on(left)
+        return left > 0
+
     def link(self, num_tokens: int) -> None:
-        """Link `num_tokens` more tokens."""
+        """Link `num_tokens` more tokens, if the tables are clear."""
+        if not self.prepare():
+            return
         self.num_linked = min(len(self.tokens), self.num_linked + num_tokens)
         for chains in self._chains:
             chains.append(self.tokens, self.num_linked)
@@ -186,7 +208,8 @@ class SuffixIndex:
                             break
                     # tokens start at multiples of four bytes
                     at = recent.rfind(ngram, start, (at - 1 & ~3) + 4 * n)
-            position = chains.head[(number >> 32 * (size - n)) % _PRIME & chains.mask]
+            slot = (number >> 32 * (size - n)) % _PRIME & chains.mask
+            position = chains.head[slot] if self.num_linked else 0
             num_strangers = 0  # other n-grams in the slot: a few are skipped
             while position > floor and len(found) < limit:
                 if position - floor < size:

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from dataclasses import replace
+from functools import lru_cache
+from typing import Any
 
 from headstart.scheduler.admission import find_media
 from headstart.scheduler.offloading import Offloading
@@ -19,6 +21,7 @@ from headstart.scheduler.sequence import Cells
 from headstart.scheduler.slot_actions import end_thoughts
 from headstart.structures.progress import Progress
 from headstart.structures.system import resident_bytes
+from headstart.types.engine import CacheKind
 from headstart.types.errors import CapacityError, EngineError, NotSupportedError, RequestError
 from headstart.types.media import MediaQuestion
 from headstart.types.report import DiskReport, SlotReport, WorkerReport
@@ -32,6 +35,7 @@ from headstart.types.request import (
     error_event,
     is_last,
 )
+from headstart.types.widths import WidthClasses
 from headstart.worker.pipes import COMMAND_SECONDS, Cancel, Command, Message, Stop
 from headstart.worker.request_log import log_begin, tell_prompts
 
@@ -201,7 +205,6 @@ def _obey(
 def make_report(scheduler: Scheduler) -> WorkerReport:
     """The scheduler's counters, and its slots now. Copies: the loop continues counting."""
     store, disk = scheduler.cache.offloading.store, scheduler.cache.offloading.disk
-    widths = scheduler.widths
     return WorkerReport(
         num_processing=len(scheduler.running),
         num_waiting=len(scheduler.waiting),
@@ -215,11 +218,19 @@ def make_report(scheduler: Scheduler) -> WorkerReport:
         memory_bytes=resident_bytes(),
         control={
             **scheduler.drafting.describe_control(),
-            "widths": str(widths or ""),
-            "exact_cost": widths.exact_cost(scheduler.engine.cache_kind) if widths else None,
+            **_describe_widths(scheduler.widths, scheduler.engine.cache_kind),
             "is_warmed_up": scheduler.warm_up is None or scheduler.warm_up.is_done,
         },
     )
+
+
+@lru_cache(maxsize=1)
+def _describe_widths(widths: WidthClasses | None, kind: CacheKind) -> dict[str, Any]:
+    """What is known about widths; each report has it."""
+    return {
+        "widths": str(widths or ""),
+        "exact_cost": widths.exact_cost(kind) if widths else None,
+    }
 
 
 def _slot_report(cells: Cells, scheduler: Scheduler) -> SlotReport:

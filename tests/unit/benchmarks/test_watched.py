@@ -33,11 +33,13 @@ def hold() -> None:
 
 
 def rest() -> None:
-    time.sleep(2 * LIMIT)
+    time.sleep(4 * LIMIT)
 
 
 @pytest.mark.parametrize(("function", "code"), [(compute, 1), (hold, 1), (rest, 0)])
-def test_computing_for_long_fails_with_its_stack_and_waiting_is_only_told(dog, function, code, capsys):
+def test_computing_for_long_fails_with_its_stack_and_waiting_is_only_told(
+    dog, function, code, capsys
+):
     dog.piece("command", function)()
     log = capsys.readouterr().err
     assert tell_stalls(f"before\n{log}2026-01-01 a line of the log\n") == code

@@ -50,6 +50,7 @@ def brute_places(
 
 
 @patch.object(suffix_index, "_MOST_STRANGERS", ALL)  # a lookup may miss places in a full slot
+@patch.object(suffix_index, "SLICE", ALL)
 @given(pieces, bulks)
 def test_places_agree_with_a_full_search_after_every_piece(pieces: list[list[int]], bulk: int):
     with patch.object(suffix_index, "_BULK", bulk):
