@@ -35,7 +35,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.lib.processes import children, megabytes, read
-from benchmarks.lib.watched import page_seconds, tell_stalls
+from benchmarks.lib.watched import Reads, page_seconds, tell_stalls
 
 from headstart.extras.bench.client import Client, running
 from headstart.extras.bench.report import table_head, table_row
@@ -276,7 +276,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command += ["--slot-save-path", str(folder / "slots")]
         environment = os.environ | {"HEADSTART_CACHE": name}
         with running(command, log, POLITE[0], environment) as client:
+            reads = Reads()
+            reads.start()
             code = _soak(client, options)
+            print(reads.tell())
     return tell_stalls(log.read_text(errors="replace"), page_seconds()) or code
 
 

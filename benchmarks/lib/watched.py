@@ -3,13 +3,14 @@
     python -m benchmarks.lib.watched serve [flags ...]
 
 No command, report, plan, commit, reading of a record or writing of what was learned may take more
-than LIMIT of the loop's own processor time, which is what a busy machine does not change. What runs
-or waits for longer, for a disk or for another thread that has the interpreter, is logged with both
-times and, where the interpreter let go of it, with the stack. Neither counts while the thread waits
-for a processor, in libllama's decodes, while a model drafts, whose time control weighs, or while a
-state is copied that libllama only copies as a whole, as with `--exact`; nor does the first use of
-one huge page: 0.2 ms, but 5 to 13 ms in a virtual machine whose host takes back what is free. Linux
-only: reads /proc/self/task/TID/schedstat.
+than LIMIT of the loop's own processor time. What runs or waits for longer, for a disk or for
+another thread that has the interpreter, is logged with both times and with a stack for each
+LOOK_SECONDS. Neither counts while the thread waits for a processor, in libllama's decodes, while a
+model drafts, whose time control weighs, or while a state is copied that libllama only copies as a
+whole, as with `--exact`; nor does the first use of one huge page: 0.2 ms, but 5 to 13 ms in a
+virtual machine whose host takes back what is free. Such a machine can also make work that is always
+the same take up to a hundred times as long: `Reads` counts how often. Linux only: reads
+/proc/self/task/TID/schedstat.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import signal
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +33,7 @@ from numpy.typing import NDArray
 
 LIMIT = 0.005  # seconds
 LOOK_SECONDS = 0.004  # between two looks at what runs: each takes a tenth of a millisecond
+READ_SECONDS = 0.005  # between two times that the same memory is read
 MARK = "watchdog:"  # in front of each line in the log
 NO_STACK = "  no stack\n"
 
@@ -46,6 +49,36 @@ def page_seconds() -> float:
             memory[start] = 1
             seconds.append(time.thread_time() - began)
     return max(seconds)
+
+
+class Reads(threading.Thread):
+    """Reads the same places of memory again and again, beside a run: how much longer the machine
+    makes work that is always the same, in processor time. Stops when it is asked.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._memory = np.ones(64 << 20, np.uint8)
+        self._places = np.random.default_rng(0).integers(0, len(self._memory), 4000)
+        self._seconds = array("f")
+        self._ending = threading.Event()
+
+    def run(self) -> None:
+        while not self._ending.wait(READ_SECONDS):
+            began = time.thread_time()
+            self._memory.take(self._places)
+            self._seconds.append(time.thread_time() - began)
+
+    def tell(self) -> str:
+        """Stop, and say how long it took."""
+        self._ending.set()
+        self.join()
+        seconds = np.array(self._seconds)
+        return (
+            f"{len(self._places)} reads of memory took {1000 * np.median(seconds):.2f} ms in the "
+            f"median, {1000 * seconds.max():.1f} at most; {np.sum(seconds > LIMIT)} of "
+            f"{len(seconds)} times over {1000 * LIMIT:g}"
+        )
 
 
 class Times:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from time import thread_time
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,9 +119,9 @@ class Committer:
             if request.num_logprobs is not None
             else None
         )
-        started = thread_time()
+        started = self._drafting.clock()
         emitted = emit(sequence.sampler, rows, draft, position, sequence.end_tokens, note)
-        self._drafting.note_sampling(len(emitted), thread_time() - started)
+        self._drafting.note_sampling(len(emitted), started)
         # all but the last; the last too if the turn ended inside the draft
         num_drafted = len(emitted) - 1
         num_drafted += num_drafted < len(draft) and emitted[-1] == draft[num_drafted]

@@ -67,7 +67,7 @@ class Drafting:
         self.unusable = unusable
         self.failure = ""  # of control, if it raised
         self._state = state
-        self._clock = clock
+        self.clock = clock
         everyone = self.speculators.values()
         self._texts = [one for one in everyone if not one.is_model]
         self._models = [one for one in everyone if one.is_model]
@@ -110,17 +110,17 @@ class Drafting:
                 self.controller.assign_rows(plan)
             return
         self._describe_step(plan, engine, can_pad=can_pad)
-        started = self._clock()
+        started = self.clock()
         self._ask_texts(plan, answers, may_ask)
-        asked = self._clock()
+        asked = self.clock()
         if self._models:
             ask_models(self._models, may_ask, self.controller, plan, answers)
-        resumed = self._clock()
+        resumed = self.clock()
         self.controller.assign_rows(plan)
         for answer in plan.answers:
             if answer.num_verified < len(answer.draft):
                 _note_reasons(answer)
-        asking = asked - started + self._clock() - resumed
+        asking = asked - started + self.clock() - resumed
         plan.asking_ms = self._reading_ms + 1000.0 * asking
 
     def _may_ask(self, num_answers: int) -> set[str]:
@@ -136,14 +136,14 @@ class Drafting:
 
     def read(self, record: StepRecord) -> None:
         """Update control from a step; the time of that is charged to asking."""
-        started = self._clock()
+        started = self.clock()
         self._tell(self.controller.read, record)
         if record.plan.calls:
-            self._reading_ms = 1000.0 * (self._clock() - started)
+            self._reading_ms = 1000.0 * (self.clock() - started)
 
-    def note_sampling(self, num_rows: int, seconds: float) -> None:
+    def note_sampling(self, num_rows: int, started: float) -> None:
         """Learn what it takes to choose a token: log probabilities and masks make it longer."""
-        mean, known = seconds / num_rows, self._row_seconds
+        mean, known = max(1e-6, (self.clock() - started) / num_rows), self._row_seconds
         # at most doubled, because one may have been interrupted
         self._row_seconds += min(mean - known, known) if mean > known else FAST * (mean - known)
 

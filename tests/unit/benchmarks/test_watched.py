@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.lib.watched import LIMIT, Watchdog, page_seconds, tell_stalls
+from benchmarks.lib.watched import LIMIT, Reads, Watchdog, page_seconds, tell_stalls
 
 pytestmark = pytest.mark.timeout(120, method="thread")  # the other method needs SIGALRM, too
 
@@ -55,6 +55,16 @@ def test_the_first_use_of_one_page_does_not_count() -> None:
 
     assert [code(0, 6), code(1, 6), code(1, 14), code(9, 20)] == [1, 0, 1, 1]
     assert 0.0 < page_seconds() < 1.0
+
+
+def test_work_that_is_always_the_same_is_timed_beside_a_run() -> None:
+    reads = Reads()
+    reads.start()
+    while len(reads._seconds) < 3:
+        time.sleep(0.01)
+    words = reads.tell()
+    assert not reads.is_alive()
+    assert "4000 reads of memory took" in words
 
 
 def test_a_decode_within_a_piece_does_not_count(dog, capsys) -> None:
