@@ -117,32 +117,6 @@ def test_a_step_puts_few_tokens_in_order_however_long_a_text_is(monkeypatch) -> 
     assert most <= len(SIZES) * 5 * 512
 
 
-def test_a_step_clears_a_piece_of_large_tables_and_nothing_is_looked_up_in_them_before(monkeypatch):
-    """Issue 28: the engine's loop waits while memory is used for the first time."""
-    go_on, cleared = _Chains.go_on, [0]
-
-    def counted(chains: _Chains, num_slots: int) -> int:
-        cleared[-1] += (number := go_on(chains, num_slots))
-        return number
-
-    monkeypatch.setattr(_Chains, "go_on", counted)
-    monkeypatch.setattr(suffix_index, "_CLEARED", 4000)
-    monkeypatch.setattr(np, "empty", lambda size, dtype: np.full(size, 7, dtype))
-    text = np.random.default_rng(0).integers(0, 250, 9000).tolist()
-    corpus = SuffixCorpus(100_000)
-    corpus.add(text)
-    index = SuffixIndex(SIZES, text=text)
-    while corpus.unfinished or index.num_linked < len(index):
-        cleared.append(0)
-        corpus.go_on()
-        assert cleared[-1] <= 4000
-        index.extend(text[:1])
-        assert cleared[-1] <= 8000
-        assert text[1008] in look_up(corpus, text[1000:1008])
-        assert 1008 in [position for _, position in index.find(array("i", text[1000:1008]), 50)]
-    assert sum(cleared) > 6 * 16_384
-
-
 def test_long_prompts_with_answers_of_two_tokens_are_put_in_order_while_they_are_read(monkeypatch):
     monkeypatch.setattr(suffix_index, "SLICE", 512)
     monkeypatch.setattr(suffix, "SLICE", 512)

@@ -6,10 +6,12 @@ from array import array
 from collections.abc import Sequence
 from unittest.mock import patch
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.structures import suffix_index
+from headstart.structures.corpus import SuffixCorpus
 from headstart.structures.prefix import common_prefix_length
 from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex
 
@@ -77,6 +79,33 @@ def test_another_text_is_found_wherever_it_stands(texts, other, bulk, floor) -> 
     held = index.tokens.tolist()[index.floor :]
     expected = [(length, position + index.floor) for length, position in brute_places(held, other)]
     assert index.find(query.tokens, ALL) == expected
+
+
+def test_a_step_clears_a_piece_of_large_tables_and_nothing_is_looked_up_in_them_before(monkeypatch):
+    """Issue 28: the engine's loop waits while memory is used for the first time."""
+    go_on, cleared = suffix_index._Chains.go_on, [0]
+
+    def counted(chains: suffix_index._Chains, num_slots: int) -> int:
+        cleared[-1] += (number := go_on(chains, num_slots))
+        return number
+
+    monkeypatch.setattr(suffix_index._Chains, "go_on", counted)
+    monkeypatch.setattr(suffix_index, "_CLEARED", 4000)
+    monkeypatch.setattr(np, "empty", lambda size, dtype: np.full(size, 7, dtype))
+    text = np.random.default_rng(0).integers(0, 250, 9000).tolist()
+    corpus = SuffixCorpus(100_000)
+    corpus.add(text)
+    index = SuffixIndex((2, 4, 8), text=text)
+    while corpus.unfinished or index.num_linked < len(index):
+        cleared.append(0)
+        corpus.go_on()
+        assert cleared[-1] <= 4000
+        index.extend(text[:1])
+        assert cleared[-1] <= 8000
+        for one in (index, *corpus.indexes("")):
+            found = one.find(array("i", text[1000:1008]), 50)
+            assert 1008 in [position for _, position in found]
+    assert sum(cleared) > 6 * 16_384
 
 
 def test_a_lookup_passes_over_few_places_where_only_bytes_agree() -> None:
