@@ -140,8 +140,9 @@ class Committer:
             result.logprobs = result.logprobs[:num_kept]
         tokens = sequence.tokens
         tokens.grow(result.emitted)
-        if sequence.speculator_tokens is not tokens:
-            sequence.speculator_tokens.grow(result.emitted)
+        if sequence.text_tokens is not tokens:
+            sequence.text_tokens.grow(result.emitted)
+            sequence.model_tokens.grow(result.emitted)
         self._cache.cut(sequence, len(tokens) - 1)
 
     def _feed_stops(

@@ -199,7 +199,7 @@ class Drafting:
                 assert cells is not None
                 # lengths set by hand are always honoured
                 if name in may_ask or sequence.policy.is_fixed:
-                    limit, tokens = answer.limit, sequence.speculator_tokens
+                    limit, tokens = answer.limit, sequence.text_tokens
                     asked.append(AskedAnswer(answer, limit, NO_DRAFT))
                     requests.append(DraftRequest(cells.seq_id, tokens, limit, namespace=namespace))
             if not asked:
@@ -245,9 +245,7 @@ class Drafting:
         for speculator in self.speculators.values():
             is_cached = speculator.is_model  # a draft model's cache is shared like the target's
             namespace = sequence.prompt_namespace if is_cached else request.namespace
-            sees_images = speculator.sees_images
-            tokens = sequence.tokens if sees_images else sequence.speculator_tokens
-            speculator.begin(sequence.seq_id, tokens, namespace)
+            speculator.begin(sequence.seq_id, sequence.tokens_for(speculator), namespace)
 
     def end(self, sequence: Sequence) -> None:
         """Make speculators forget a sequence that leaves its cells or lost a part of its text."""

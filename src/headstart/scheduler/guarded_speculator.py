@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 
 from headstart.speculators.base import Speculator
+from headstart.structures.suffix_index import SEPARATOR
 from headstart.types import DecodedStates, Draft, DraftRequest
 from headstart.types.errors import in_words, plain_text
 from headstart.types.report import SpeculatorReport
@@ -100,7 +101,7 @@ class GuardedSpeculator:
         return checked
 
     def _cut(self, draft: Draft, max_tokens: int) -> Draft:
-        """Convert a draft to plain numbers and cut it to `max_tokens`.
+        """Convert a draft to plain numbers and cut it to `max_tokens`, and before an image.
 
         Raises for invalid token ids and non-finite scores, which would break the batch or corrupt
         control's estimates.
@@ -109,6 +110,8 @@ class GuardedSpeculator:
         if not tokens:
             return self._without_tokens(draft.reason, bool(draft.is_ready))
         if min(tokens) < 0 or max(tokens) >= self._vocab_size:
+            if SEPARATOR in tokens:  # copied from a text with an image
+                return self._cut(draft, tokens.index(SEPARATOR))
             wrong = next(token for token in tokens if not 0 <= token < self._vocab_size)
             raise ValueError(
                 f"the draft has token {wrong}, but the ids of the target are 0 to "

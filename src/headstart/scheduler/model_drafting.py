@@ -57,7 +57,7 @@ def ask_models(
 def _asked(answer: SequencePlan, model: GuardedSpeculator) -> AskedAnswer:
     """An answer as control's planner sees it, for one model."""
     sequence = answer.sequence
-    tokens, num_before = sequence.speculator_tokens, _num_continued(answer, model)
+    tokens, num_before = sequence.tokens_for(model), _num_continued(answer, model)
     return AskedAnswer(
         answer,
         answer.limit - num_before,
@@ -98,7 +98,7 @@ def _num_read(one: AskedAnswer, model: GuardedSpeculator) -> int:
     num_unread = one.num_recent if one.skips else one.catch_up
     if one.draft.is_ready:
         return num_unread + one.num_before
-    seq_id, tokens = one.answer.sequence.seq_id, one.answer.sequence.speculator_tokens
+    seq_id, tokens = one.answer.sequence.seq_id, one.answer.sequence.tokens_for(model)
     recent = model.num_recent(seq_id, tokens) if one.skips else None
     return num_unread - (model.num_catch_up(seq_id, tokens) if recent is None else recent)
 
@@ -128,7 +128,7 @@ def _requests(granted: list[AskedAnswer], model: GuardedSpeculator) -> Iterator[
         for one in granted:
             sequence, before = one.answer.sequence, one.answer.draft[: one.num_before]
             state = sequence.legality
-            tokens = sequence.tokens if model.sees_images else sequence.speculator_tokens
+            tokens = sequence.tokens_for(model)
             images = [(start, chunk.for_draft) for start, chunk in sequence.media]
             legality = None
             if state is not None and state.is_active and not state.is_over:

@@ -12,6 +12,7 @@ from headstart.sampling.sampler import Sampler
 from headstart.sampling.thoughts import ThoughtCounter
 from headstart.scheduler.policy import Policy
 from headstart.structures.prefix import common_prefix_length, packed
+from headstart.structures.suffix_index import SEPARATOR
 from headstart.structures.tenants import tenant_of
 from headstart.text.stop_strings import Indentation, StopStrings
 from headstart.types import Engine, Vocab
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
     from headstart.sampling.grammar.compiled import Compiled
     from headstart.sampling.grammar.state import GrammarState
+    from headstart.scheduler.guarded_speculator import GuardedSpeculator
     from headstart.scheduler.prompt_store import StoredPrompt
 
 
@@ -131,8 +133,9 @@ class Sequence:
     submitted: float  # clock readings, seconds
     prompt_namespace: str = ""  # namespace of the cached text that it may use and add to
     tokens: OwnedTokens = field(init=False)  # prompt and answer so far
-    # the same list, or with placeholders for images
-    speculator_tokens: OwnedTokens = field(init=False)
+    # the same list, or with placeholders for images: tokens for models, separators for texts
+    model_tokens: OwnedTokens = field(init=False)
+    text_tokens: OwnedTokens = field(init=False)
     stop: StopStrings = field(init=False)
     indent: Indentation = field(init=False)
     sampler: Sampler = field(init=False)  # made at admission
@@ -166,9 +169,10 @@ class Sequence:
         self.tenant = tenant_of(request.namespace)
         self.num_prompt, limit = len(request.prompt), request.max_tokens
         self.most_tokens = NO_LIMIT if limit is None else self.num_prompt + limit
-        self.tokens = self.speculator_tokens = OwnedTokens(request.prompt)
+        self.tokens = self.model_tokens = self.text_tokens = OwnedTokens(request.prompt)
         if request.media:
-            self.speculator_tokens = OwnedTokens(readable(self.tokens))
+            self.model_tokens = OwnedTokens(readable(self.tokens))
+            self.text_tokens = OwnedTokens(readable(self.tokens, SEPARATOR))
         self.stop, self.indent = StopStrings(request.stop), Indentation(request.min_indent)
 
     def begin(self, engine: Engine, vocab: Vocab) -> Sampler:
@@ -191,6 +195,12 @@ class Sequence:
                 sampler.thoughts = ThoughtCounter(request.thoughts, vocab.token_text)
             self.sampler = sampler
         return self.sampler
+
+    def tokens_for(self, speculator: GuardedSpeculator) -> OwnedTokens:
+        """The text as this speculator may see it."""
+        if not speculator.is_model:
+            return self.text_tokens
+        return self.tokens if speculator.sees_images else self.model_tokens
 
     @property
     def packed(self) -> array[int]:

@@ -105,7 +105,7 @@ class Speculator(ABC):
     needs_draft_model: ClassVar[bool] = False
     needs_heads: ClassVar[bool] = False  # the same for multi-token heads of the target
 
-    # receives image cells as negative ids instead of placeholders
+    # models: receives image cells as negative ids instead of placeholders
     sees_images: bool = False
 
     # A frozen dataclass; its fields become flags --spec-<name>-<field>. `config.option` declares a

@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.structures.atomic import replace_file
+from headstart.structures.suffix_index import SEPARATOR
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.types.errors import ModelError
 
 MAX_NGRAM = 4
 PIECE = 1024  # tokens of a text counted per call: about a millisecond
-_WIDTH = 24  # bits of a token in a packed n-gram; ids are below 2^24 - 1
+_WIDTH = 24  # bits of a token in a packed n-gram; ids are at most SEPARATOR
 _MASKS = tuple((1 << _WIDTH * n) - 1 for n in range(1, MAX_NGRAM + 1))
 _ABSENT = -1
 _COUNT = (1 << 32) - 1  # the bits of a count
@@ -280,7 +281,7 @@ class NgramCounts:
             self.is_marked = True
             return end
         for token in (*ngram[:size], *pairs[0::2]):
-            if not 0 <= token < vocabulary.size:
+            if not 0 <= token < vocabulary.size and token != SEPARATOR:
                 raise ModelError(
                     f"lookup cache {path} holds token {token} but the model's vocabulary has "
                     f"{vocabulary.size}: "

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-SEPARATOR = -1  # between documents; equals no token
+# between documents, and in place of images: no model's token; the largest that ngram-cache can pack
+SEPARATOR = (1 << 24) - 2
 _MOST_STRANGERS = 4  # places of other n-grams that are skipped, besides `limit`
 _BULK = 512  # minimum number of tokens linked together
 SLICE = 1024  # maximum per call: a third of a millisecond, for each answer of a step
@@ -148,7 +149,7 @@ class SuffixIndex:
         return self.tokens[-self._chains[0].n :].tobytes()
 
     def extend(self, new: Sequence[int]) -> None:
-        """Append tokens (ids >= 0, or SEPARATOR)."""
+        """Append tokens (ids >= 0, SEPARATOR among them)."""
         # an array is appended as a whole
         self.tokens.extend(new if len(new) < _BULK else array("i", new))
         size = len(self.tokens)

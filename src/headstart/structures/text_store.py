@@ -16,6 +16,7 @@ from itertools import count as count_from
 from pathlib import Path
 from zlib import crc32
 
+from headstart.structures.suffix_index import SEPARATOR
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.types.errors import ConfigError, ModelError
 
@@ -135,7 +136,8 @@ class TextStore:
                 raise ValueError(f"text {row} is not what was written")
             tokens = array("i")
             tokens.frombytes(data)
-            if not tokens or not 0 <= min(tokens) <= max(tokens) < self._vocabulary.size:
+            known = {*tokens} - {SEPARATOR}  # which replaces images
+            if not known or not 0 <= min(known) <= max(known) < self._vocabulary.size:
                 raise ValueError(f"text {row} has tokens of another vocabulary")
             self.texts.append((row, namespace, tokens))
         (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()

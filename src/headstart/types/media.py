@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headstart.types.request import ErrorEvent, ReplyEvent
 
 _BEGIN = 1 << 30  # set in the id of a chunk's first cell
-PLACEHOLDER = 0  # replaces cells where only tokens are possible: in speculators' texts
+PLACEHOLDER = 0  # replaces cells where only tokens are possible: in batches and texts of models
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,6 @@ def chunk_begin(tokens: Sequence[int], length: int) -> int:
     return length
 
 
-def readable(tokens: Sequence[int]) -> list[int]:
+def readable(tokens: Sequence[int], placeholder: int = PLACEHOLDER) -> list[int]:
     """The tokens, with placeholders for image cells."""
-    return [token if token >= 0 else PLACEHOLDER for token in tokens]
+    return [token if token >= 0 else placeholder for token in tokens]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.harness import make_speculators
+from tests.harness import SIZE, endless, make_speculators, sequence_of
+from tests.pictures import with_pictures
 from tests.planted import noted
 from tests.unit.speculators.text_support import accept, propose, tokens_of
 
+from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.speculators.base import Speculator
 from headstart.speculators.base_texts import TextSpeculator
 from headstart.speculators.ngram_map import (
@@ -24,6 +27,7 @@ from headstart.speculators.ngram_simple import NgramSimpleSpeculator
 from headstart.speculators.suffix import SuffixSpeculator
 from headstart.structures.prefix import common_prefix_length
 from headstart.testing import ByteVocab
+from headstart.types import DraftRequest
 from headstart.types.errors import ConfigError
 
 
@@ -102,6 +106,20 @@ def test_a_loop_shorter_than_the_draft_is_drafted_on(name: str, period: int) -> 
     speculator.begin(0, text)
     draft = propose(speculator, text, 4)
     assert list(draft.tokens) == (loop * 4)[:4]
+
+
+@all_speculators
+@pytest.mark.parametrize("num_again", [5, 8])
+def test_a_draft_ends_before_an_image(name: str, num_again: int) -> None:
+    line = list(range(10, 18))
+    text, media = with_pictures([*line * 3, *line[:num_again]], (8, 0), (21, 0), (34, 0))
+    sequence = sequence_of(replace(endless(text), media=media))
+    guarded = GuardedSpeculator(make(name), SIZE)
+    tokens = sequence.tokens_for(guarded)
+    guarded.begin(0, tokens, "")
+    (draft,) = guarded.propose([DraftRequest(0, tokens, 8)])
+    assert list(draft.tokens) == line[num_again:]
+    assert not guarded.failure
 
 
 @pytest.mark.parametrize("cls", [NgramSimpleSpeculator, NgramMapKSpeculator, NgramMapK4vSpeculator])

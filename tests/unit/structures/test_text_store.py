@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headstart.structures.checkpoints import Checkpoint, Checkpoints, pack, unpack
+from headstart.structures.suffix_index import SEPARATOR
 from headstart.structures.tenants import namespace_id
 from headstart.structures.text_store import TextStore
 from headstart.structures.vocabulary_id import VocabularyId
@@ -16,7 +17,7 @@ from headstart.testing import ByteVocab
 from headstart.types.errors import ConfigError, ModelError
 
 VOCABULARY = VocabularyId.of(ByteVocab())
-TEXTS = [[1, 2, 3], [4, 5], [6] * 2000]
+TEXTS = [[1, 2, 3], [4, SEPARATOR, 5], [SEPARATOR, *[6] * 2000]]  # two with images
 
 
 def write_texts(path: Path, *texts: list[int]) -> None:
