@@ -6,13 +6,26 @@ import base64
 import struct
 import zlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from gguf import GGUFWriter
 
 Kind = Literal["janus_pro", "gemma3", "qwen2vl_merger", "idefics3", "ultravox"]
 SOUND_CELLS = 15  # of up to 30 seconds
+
+
+class VisionSize(NamedTuple):
+    """What the time of an image depends on."""
+
+    width: int = 32  # of embeddings
+    num_heads: int = 2
+    num_blocks: int = 1
+    image: int = 28  # pixels of a side
+    patch: int = 7
+
+
+TINY = VisionSize()
 
 
 class _Writer:
@@ -30,17 +43,20 @@ class _Writer:
         if has_bias:
             self.gguf.add_tensor(f"{name}.bias", np.zeros(size, np.float32))
 
-    def encoder(self, letter: str, size: int, ff: int) -> None:
-        """One block of attention; whisper's keys have no bias."""
-        for part in ("q", "k", "v", "out"):
-            self.tensor(f"{letter}.blk.0.attn_{part}.weight", size, size, scale=0.3)
-            if letter != "a" or part != "k":
-                self.tensor(f"{letter}.blk.0.attn_{part}.bias", size)
-        for part, rows, columns in (("up", ff, size), ("down", size, ff)):
-            self.tensor(f"{letter}.blk.0.ffn_{part}.weight", rows, columns, scale=0.3)
-            self.tensor(f"{letter}.blk.0.ffn_{part}.bias", rows)
-        for name in ("blk.0.ln1", "blk.0.ln2", "post_ln"):
-            self.norm(f"{letter}.{name}", size)
+    def encoder(self, letter: str, size: int, ff: int, num_blocks: int = 1) -> None:
+        """Blocks of attention; whisper's keys have no bias."""
+        scale = 0.3 * (32 / max(32, size)) ** 0.5
+        for block in (f"{letter}.blk.{number}" for number in range(num_blocks)):
+            for part in ("q", "k", "v", "out"):
+                self.tensor(f"{block}.attn_{part}.weight", size, size, scale=scale)
+                if letter != "a" or part != "k":
+                    self.tensor(f"{block}.attn_{part}.bias", size)
+            for part, rows, columns in (("up", ff, size), ("down", size, ff)):
+                self.tensor(f"{block}.ffn_{part}.weight", rows, columns, scale=scale)
+                self.tensor(f"{block}.ffn_{part}.bias", rows)
+            for name in ("ln1", "ln2"):
+                self.norm(f"{block}.{name}", size)
+        self.norm(f"{letter}.post_ln", size)
 
     def numbers(self, modality: str, **values: int) -> None:
         for name, value in values.items():
@@ -55,7 +71,13 @@ class _Writer:
 
 
 def projector(
-    path: Path, kind: Kind, width: int, *, hears: bool = False, seed: int = 0, image: int = 28
+    path: Path,
+    kind: Kind,
+    width: int,
+    *,
+    hears: bool = False,
+    seed: int = 0,
+    size: VisionSize = TINY,
 ) -> Path:
     """Write a projector for a model of this width; an image has a few cells, with more pixels more.
 
@@ -63,29 +85,30 @@ def projector(
     """
     writer = _Writer(path, seed)
     if kind != "ultravox":
-        _vision(writer, kind, width, image)
+        _vision(writer, kind, width, size)
     if hears or kind == "ultravox":
         _sound(writer, width)
     writer.close()
     return path
 
 
-def _vision(writer: _Writer, kind: Kind, width: int, image: int) -> None:
-    size, ff, patch, tensor, gguf = 32, 64, 7, writer.tensor, writer.gguf
+def _vision(writer: _Writer, kind: Kind, width: int, sizes: VisionSize) -> None:
+    size, num_heads, num_blocks, image, patch = sizes
+    ff, tensor, gguf = 2 * size, writer.tensor, writer.gguf
     if kind == "qwen2vl_merger":
         image, patch = 32, 4
     gguf.add_string("clip.vision.projector_type", kind)
     gguf.add_bool("clip.has_vision_encoder", True)
     gguf.add_bool("clip.use_gelu", True)
     writer.numbers(
-        "vision", embedding_length=size, feed_forward_length=ff, block_count=1,
-        projection_dim=width, image_size=image, patch_size=patch, attention__head_count=2,
+        "vision", embedding_length=size, feed_forward_length=ff, block_count=num_blocks,
+        projection_dim=width, image_size=image, patch_size=patch, attention__head_count=num_heads,
         projector__scale_factor=2,
     )  # fmt: skip
     for name in ("mean", "std"):
         gguf.add_array(f"clip.vision.image_{name}", [0.5, 0.5, 0.5])
     tensor("v.patch_embd.weight", size, 3, patch, patch, scale=0.2)
-    writer.encoder("v", size, ff)
+    writer.encoder("v", size, ff, num_blocks)
     if kind == "qwen2vl_merger":
         tensor("v.patch_embd.weight.1", size, 3, patch, patch, scale=0.2)
         for name, rows in (("mm.0", 4 * size), ("mm.2", width)):

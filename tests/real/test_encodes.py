@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 from tests.harness import play, steps, submit_all
-from tests.images import picture
+from tests.images import VisionSize, picture, projector
 from tests.planted import noted
 from tests.real.answers import Setting
 from tests.real.image_prompts import BYTES, TARGETS, ask, models, sampling
@@ -146,6 +146,24 @@ def test_an_image_has_no_more_and_no_fewer_tokens_than_it_may(tmp_path: Path) ->
         asked = ask(open_scheduler(files, images=limits), "a", picture(1, 64, 64), BYTES)
         sizes += [chunk.num_cells for _, chunk in asked.media]
     assert sizes[0] <= 16 < sizes[1] < 99 <= sizes[2]
+
+
+def test_images_that_nobody_asks_about_are_kept_within_their_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pixels count, of which there may be many to a cell; encoded, only the cells' vectors."""
+    found, size = models(tmp_path, *TARGETS["non-causal"]), VisionSize(image=448, patch=112)
+    mmproj = projector(tmp_path / "large.gguf", "gemma3", 64, size=size)
+    media: Any = open_scheduler(replace(found, projector=mmproj)).media
+    pixels = 4 * 3 * 448**2
+    monkeypatch.setattr("headstart.engine.media._MOST_BYTES", 4 * pixels)
+    for number in range(8):
+        media.ask(MediaQuestion("q", (picture(number, 448, 448),)))
+        answered(media)
+        assert len(media._chunks) == min(4, number + 1)
+    chunk = next(iter(media._chunks.values()))
+    assert chunk.num_bytes == pixels
+    assert chunk.embeddings().nbytes == chunk.num_bytes
 
 
 def answered(media: Any) -> list[Event]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tests.architectures import tiny_hybrid, tiny_recurrent, write_model
 from tests.harness import play
 from tests.heads import changes_for
-from tests.images import picture, projector
+from tests.images import VisionSize, picture, projector
 from tests.models import tiny_llama
 from tests.real.answers import Setting, different, open_config, open_setting
 from tests.real.image_prompts import BYTES, TARGETS, ask, models, sampling
@@ -135,7 +135,7 @@ def test_exact_rows_behind_a_large_image_are_the_same_behind_a_window_from_main_
 ) -> None:
     """A window comes back to other cells, and attention of 64 rows or more sums by their tiles."""
     monkeypatch.setattr(Offloading, "_saves_time", lambda *given: True)
-    large = projector(tmp_path / "large.gguf", "gemma3", 64, image=112)
+    large = projector(tmp_path / "large.gguf", "gemma3", 64, size=VisionSize(image=112))
     found = replace(models(tmp_path, *TARGETS["non-causal"]), projector=large)
     fresh, scheduler = (open_setting(Setting(), found) for _ in range(2))
     alone, restored = (RecordedRows(one.engine) for one in (fresh, scheduler))

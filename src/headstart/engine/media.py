@@ -65,9 +65,10 @@ class LlamaChunk:
     @property
     def num_bytes(self) -> int:
         """Approximate size: pixels, or embeddings."""
-        # a cell takes at least this many numbers, in many models
-        own = 4 * self.num_cells * max(self._projector.width, 3 * 28**2)
-        return own + (self.for_draft.num_bytes if self.for_draft else 0)
+        num_numbers = self.num_cells * self._projector.width
+        if self._pointer is not None:  # pixels: of a fixed size, or at least so many to a cell
+            num_numbers = max(self._projector.num_pixels, self.num_cells * 28**2) * 3
+        return 4 * num_numbers + (self.for_draft.num_bytes if self.for_draft else 0)
 
     def prepare(self, asker: object | None) -> bool:
         if asker is not None:
@@ -156,7 +157,11 @@ class Projector:
         Raises:
             ModelError: it is not a projector, or is for another model.
         """
-        self._check_kind(path)
+        header = GgufHeader(path)
+        self._check_kind(header, path)
+        self.num_pixels = (
+            header.number("clip.vision.image_size") ** 2
+        )  # of an image, in most models
         params = api.mtmd_context_params_default()
         params.use_gpu = images.mmproj_offload and config.gpu_layers != 0
         params.print_timings, params.media_marker = False, _MARKER
@@ -199,8 +204,7 @@ class Projector:
                     )
 
     @staticmethod
-    def _check_kind(path: Path) -> None:
-        header = GgufHeader(path)
+    def _check_kind(header: GgufHeader, path: Path) -> None:
         if header.architecture != "clip":
             raise ModelError(
                 f"{path} is no projector but a model of {header.architecture or 'no architecture'}"
