@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -38,7 +39,13 @@ def saved(kind: str, mode: str = "RGB") -> bytes:
     return file.getvalue()
 
 
-KINDS = {"png": picture(3, 9, 7), "jpeg": TINY_JPEG, "gif": TINY_GIF, "webp": saved("WEBP")}
+KINDS = {
+    "png": picture(3, 9, 7),
+    "jpeg": TINY_JPEG,
+    "gif": TINY_GIF,
+    "webp": saved("WEBP"),
+    "bmp": saved("BMP"),
+}
 
 
 @pytest.fixture
@@ -99,6 +106,15 @@ def test_every_api_gives_the_same_tokens_for_the_same_image(client: httpx2.Clien
     prompt = {"prompt_string": f"{marker} hi", "multimodal_data": [encoded(image)]}
     native = client.post("/completion", json={"prompt": prompt, "n_predict": 2})
     assert native.json()["tokens_evaluated"] > 16
+
+
+def test_base64_may_be_wrapped_and_lack_its_padding(client: httpx2.Client) -> None:
+    image = picture(1, 17, 5)
+    assert encoded(image).endswith("=")
+    for data in (base64.encodebytes(image).decode(), encoded(image).rstrip("=")):
+        for url in (data, "data:image/png;base64," + data):
+            answer = chat(client, image_part(url))
+            assert answer.status_code == 200, answer.text
 
 
 def test_files_are_read_from_the_folder_for_them_alone(client: httpx2.Client) -> None:

@@ -55,7 +55,7 @@ def as_png_or_jpeg(data: bytes) -> bytes:
 
     Image.MAX_IMAGE_PIXELS = None  # Pillow would only warn about images that are refused here
     try:
-        with Image.open(BytesIO(data), formats=("PNG", "JPEG", "GIF", "WEBP")) as image:
+        with Image.open(BytesIO(data), formats=("PNG", "JPEG", "GIF", "WEBP", "BMP")) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise RequestError(
                     f"an image has {image.width} x {image.height} pixels but at most {MOST_PIXELS} "
@@ -73,8 +73,8 @@ def as_png_or_jpeg(data: bytes) -> bytes:
             return png.getvalue()
     except UnidentifiedImageError:
         raise RequestError(
-            "a file is neither an image (PNG, JPEG, GIF, WebP) nor a sound (WAV, MP3, FLAC), or is "
-            "damaged; send it as one of these"
+            "a file is neither an image (PNG, JPEG, GIF, WebP, BMP) nor a sound (WAV, MP3, FLAC), "
+            "or is damaged; send it as one of these"
         ) from None
     except RequestError:
         raise
