@@ -23,6 +23,7 @@ from headstart.server.body import read_object
 SAID = ("messages", "input_extra", "input", "input_prefix", "prompt", "input_suffix")
 MAX_TEXT_BYTES = 2**20  # of a conversation; what is longer is known by its beginning
 MAX_END_BYTES = 2**18  # of an answer, in which its timings are looked for
+_FILE = re.compile(rb'"(?:data:[\w/.+-]+;base64,)?([\w+/-]{4096,}={0,2})"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ def read(body: bytes, tenant: str = "") -> Asked:
         return Asked()
     found = read_object(body)
     said = b"".join(orjson.dumps(found[name])[:-1] for name in SAID if found.get(name))
+    said = _FILE.sub(_digest, said)
     if not said:
         return Asked()
     # most templates write them before the messages, so a change in them is one at the beginning
@@ -61,6 +63,11 @@ def read(body: bytes, tenant: str = "") -> Asked:
         conversation=_name(found, text),
         needs=_text(found.get("previous_response_id")),
     )
+
+
+def _digest(file: re.Match[bytes]) -> bytes:
+    """In place of a file's base64, 1024 bytes: its tokens are a few hundred, whatever its size."""
+    return 8 * blake2b(file[1]).hexdigest().encode()
 
 
 def _name(body: Mapping[str, Any], text: bytes) -> str:

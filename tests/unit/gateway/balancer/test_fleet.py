@@ -251,6 +251,21 @@ def test_token_ids_that_begin_alike_are_texts_that_begin_alike():
     assert not asked(prompt=[5, 601, 70000, 8]).text.startswith(short.text)
 
 
+def test_an_image_counts_as_a_few_hundred_tokens_of_text_whatever_its_size():
+    """Or it would count as hundreds of thousands, and text beside it as almost nothing."""
+
+    def shown(data: str) -> list[dict[str, object]]:
+        image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + data}}
+        return [{"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]}]
+
+    first, other = (asked(messages=shown(letter * 700_000)) for letter in "aB")
+    following = asked(messages=[*shown("a" * 700_000), REPLY, MORE])
+    assert 1024 < len(first.text) < 2048
+    assert following.text.startswith(first.text)
+    assert other.blocks[2:] != first.blocks[2:]
+    assert other.conversation != first.conversation
+
+
 def test_tools_and_model_stand_before_all():
     plain = asked(messages=[USER])
     for fields in ({"model": "other"}, {"tools": [{"type": "function"}]}, {"system": "Be kind."}):
