@@ -2,6 +2,7 @@
 
     python -m benchmarks.images [--drafts suffix,draft-model] [-md FILE] [--questions 40]
     python -m benchmarks.images --against llama-server
+    python -m benchmarks.images --beside models/0.2b-Q4_K_M.gguf [--against llama-server]
 
 Models and projectors are made, so that every picture is noise: what is measured is whether
 speculators go on behind an image, not what a model knows of pictures. For each way of drafting a
@@ -13,6 +14,9 @@ behind texts.
 With `--against` the two servers complete prompts with images and sounds of many kinds, for a
 causal, a non-causal and an M-RoPE projector, with the same greedy settings and one thread: the
 tokens of the prompt, the text and the log probabilities of the first token are compared.
+
+With `--beside` one user's stream is read while another's images come, one after the other, each of
+576 cells from a projector of 57 M weights: the pauses of the stream. Several servers take turns.
 """
 
 from __future__ import annotations
@@ -23,18 +27,25 @@ import os
 import shlex
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from random import Random
+from statistics import median
+from threading import Event
 from typing import Any
 
+from benchmarks.traffic import read
 from PIL import Image
 from tests.architectures import write_model
-from tests.images import Kind, flac, mp3, picture, projector, wav
+from tests.images import Kind, VisionSize, flac, mp3, picture, projector, wav
 
 from headstart.app import demo
+from headstart.engine.gguf_header import GgufHeader
 from headstart.extras.bench.client import HEADSTART, TENANT_HEADER, Answer, Client, running
 from headstart.extras.bench.library import Question, make_questions
 from headstart.extras.bench.report import table_head, table_row
@@ -52,7 +63,10 @@ def main() -> int:
     parser.add_argument("-md", type=Path, default=demo.path(demo.DRAFT), help="draft model or head")
     parser.add_argument("--questions", type=int, default=40)
     parser.add_argument("--against", metavar="COMMAND", help="llama-server, to compare with")
+    parser.add_argument("--beside", type=Path, metavar="MODEL", help="measure a stream's pauses")
     given = parser.parse_args()
+    if given.beside:
+        return measure_pauses(given.beside, shlex.split(given.against or ""))
     if given.against:
         return compare_servers(shlex.split(given.against))
     questions = make_questions("edit", given.questions, 0)
@@ -194,6 +208,51 @@ def prompts() -> Iterator[list[bytes]]:
     for sound in (wav(1), wav(2, 40, 44100), wav(3, 0.2, 8000), mp3(40), flac(16000)):
         yield [sound]
     yield [picture(1), wav(4)]
+
+
+LARGE = VisionSize(768, num_heads=12, num_blocks=8, image=384, patch=16)
+ROUNDS = 3
+
+
+def measure_pauses(model: Path, command: Sequence[str]) -> int:
+    """Print a row for each server and round."""
+    print(table_head("server", "an image, s", "alone: median, longest, ms", "beside images"))
+    with tempfile.TemporaryDirectory() as name:
+        header, folder = GgufHeader(model), Path(name)
+        width = header.number(f"{header.architecture}.embedding_length")
+        mmproj = projector(folder / "mmproj.gguf", "janus_pro", width, size=LARGE)
+        flags = ["-m", str(model), "--mmproj", str(mmproj), "-c", "8192", "-np", "2"]
+        servers = {"Headstart": [*HEADSTART, "serve", "--spec", "off"]}
+        if command:
+            servers[command[0].rpartition("/")[2]] = [*command]
+        for server in [*servers] * ROUNDS:
+            with running([*servers[server], *flags], folder / "log") as client:
+                seconds, *pauses = pauses_beside_images(client)
+            row = [f"{median(ms):.1f}, {max(ms):.0f}" for ms in pauses]
+            print(table_row(server, f"{median(seconds):.1f}", *row), flush=True)
+    return 0
+
+
+def pauses_beside_images(client: Client) -> tuple[list[float], list[float], list[float]]:
+    """Seconds of each image; milliseconds between two tokens of a stream, alone and meanwhile."""
+    over, arrivals, ends = Event(), list[float](), list[float]()
+    with ThreadPoolExecutor() as pool:
+        stream = pool.submit(read, client, [*range(50, 60)], 3000, over, arrivals)
+        try:
+            while len(arrivals) < 300 and not stream.done():
+                time.sleep(0.05)
+            ends.append(time.monotonic())
+            for number in range(3):
+                messages = [{"role": "user", "content": _image(number)}]
+                client.call("/v1/chat/completions", {"messages": messages, "max_tokens": 2})
+                ends.append(time.monotonic())
+        finally:
+            over.set()
+        stream.result()
+    pairs = list(pairwise(arrivals))
+    alone = [1000 * (b - a) for a, b in pairs if b < ends[0]]
+    beside = [1000 * (b - a) for a, b in pairs if b >= ends[0] and a < ends[-1]]
+    return [b - a for a, b in pairwise(ends)], alone, beside
 
 
 if __name__ == "__main__":
