@@ -355,7 +355,7 @@ def test_a_request_in_flight_hears_503_when_the_server_ends(transports):
 
 def test_a_stream_that_is_not_read_is_given_up(monkeypatch):
     monkeypatch.setattr(event_stream, "MAX_UNREAD", 5000)
-    worker = FakeWorker(lambda request: [*say(request, *[b"x" * 512] * 2000)[:-1], HOLD])
+    worker = FakeWorker(lambda request: [*say(request, *[b"x" * 512] * 200)[:-1], HOLD])
     with serving(worker) as client:
         body = {"prompt": "a", "stream": True, "n_probs": 1}
         with client.stream("POST", "/completion", json=body) as response:

@@ -31,6 +31,7 @@ CPU = {
     16: 300.0,
     32: 637.0,
 }
+BUMP = {rows: 10.0 + 2.0 * rows + 15.0 * (rows > 6) for rows in range(1, 33)}
 
 
 def measured(times: dict[int, float]) -> CostTable:
@@ -64,11 +65,7 @@ def assigned(budget: Budget, drafts: Sequence[SlotDraft], step: Step) -> list[in
 @example([[1.0] * 8], 20)  # what lies behind the bump pays
 def test_the_plan_is_the_best_of_all_plans(conditional: list[list[float]], room: int) -> None:
     drafts = [list(accumulate(rates, mul)) for rates in conditional]
-    cost = CostTable()
-    for _ in range(4):
-        for rows in range(1, 33):
-            cost.observe(rows, 100, 10.0 + 2.0 * rows + 15.0 * (rows > 6))
-    n = len(drafts)
+    cost, n = measured(BUMP), len(drafts)
     curve = cost.curve(n + 24, 100)
     lengths = plan(Budget(cost), drafts, max_rows=n + room)
     rate = (1.0 + MARGIN) * n / curve[n]
@@ -176,11 +173,8 @@ def plan_evenly(budget: Budget, slots: Sequence[SlotDraft], max_rows: int = 2048
     st.integers(0, 20),
 )
 def test_where_every_slot_computes_as_many_rows_the_best_common_length_is_taken(conditional, room):
-    drafts, cost = [list(accumulate(rates, mul)) for rates in conditional], CostTable()
-    for _ in range(4):
-        for rows in range(1, 33):
-            cost.observe(rows, 100, 10.0 + 2.0 * rows + 15.0 * (rows > 6))
-    n = len(drafts)
+    drafts = [list(accumulate(rates, mul)) for rates in conditional]
+    cost, n = measured(BUMP), len(drafts)
     curve = cost.curve(n + 40, 100)
     lengths = plan_evenly(Budget(cost), [SlotDraft(draft) for draft in drafts], n + room)
     longest = max(lengths)

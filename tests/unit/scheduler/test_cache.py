@@ -11,7 +11,6 @@ import pytest
 from tests.harness import (
     AUTO,
     EOS,
-    Answer,
     Model,
     Oracle,
     check,
@@ -206,24 +205,6 @@ def test_a_request_waits_for_the_slot_that_it_asks_for_and_others_go_first() -> 
     answers = run(scheduler)
     check(engine, [wishing], answers)
     assert answers["wishing"].stats.slot_id == 0
-
-
-def test_new_requests_do_not_start_in_a_full_context_only_to_be_preempted() -> None:
-    engine = Model(context_size=512, num_cells=512)
-    scheduler = make_scheduler(engine, parallel=4)
-    long, *short = long_requests(150, 60, max_tokens=40)
-    scheduler.submit(replace(long, prompt=[*long.prompt] * 5, max_tokens=150))
-    coming = iter(short)
-
-    def is_over(told: dict[str, Answer]) -> bool:
-        if sum(not one.is_resumed for one in (*scheduler.running, *scheduler.waiting)) < 4:
-            scheduler.submit(next(coming))
-        return bool("p0" in told and told["p0"].end)
-
-    step_until(scheduler, is_over)
-    assert scheduler.counters.preemptions < 10
-    # those that wait for room cost nothing yet
-    assert sum(hasattr(one, "sampler") for one in scheduler.waiting) < 10
 
 
 def test_a_short_request_goes_past_preempted_ones_that_do_not_fit_yet() -> None:

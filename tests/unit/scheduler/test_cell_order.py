@@ -58,7 +58,9 @@ def test_small_requests_without_end_do_not_keep_out_a_big_one(tenant: str, seed:
         return bool("big" in told and told["big"].end)
 
     check(scheduler.engine, [big], step_until(scheduler, is_over))
-    assert scheduler.counters.preemptions < 20
+    assert scheduler.counters.preemptions < 10
+    # those that wait for room cost nothing yet
+    assert sum(hasattr(one, "sampler") for one in scheduler.waiting) < 10
 
 
 def test_texts_without_end_that_fill_the_context_have_turns(monkeypatch) -> None:

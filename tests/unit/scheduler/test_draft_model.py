@@ -159,21 +159,20 @@ def test_the_same_prompt_again_is_drafted_as_honestly_as_the_first_time() -> Non
     assert all(rows[1] - len(REQUEST.prompt) <= spent <= rows[1] for spent in rows[2:])
 
 
-def test_a_full_draft_context_stops_drafting_and_the_request_goes_on() -> None:
-    speculator = DraftModelSpeculator(Model(context_size=50))
-    answers = run_checked(make_scheduler(Model(), [speculator]), [REQUEST])
-    stats = answers["r"].stats
-    assert stats.drafts.num_drafted > 0
-    assert stats.drafts.reasons["draft context full"] > 0
-
-
-def test_too_few_draft_cells_cost_drafts_only() -> None:
-    requests = make_requests(8)
-    speculator = DraftModelSpeculator(Model(skew=0.3, context_size=128, num_cells=128))
-    scheduler = make_scheduler(Model(), [speculator])
+@pytest.mark.parametrize(
+    ("model", "requests"),
+    [
+        (Model(context_size=50), [REQUEST]),
+        (Model(skew=0.3, context_size=128, num_cells=128), make_requests(8)),
+    ],
+    ids=["context", "cells"],
+)
+def test_a_full_draft_context_costs_drafts_only(model, requests) -> None:
+    scheduler = make_scheduler(Model(), [DraftModelSpeculator(model)])
     run_checked(scheduler, requests)
-    assert scheduler.outcomes.total.drafts.num_drafted > 0
-    assert scheduler.outcomes.total.drafts.reasons["draft context full"] > 0
+    drafts = scheduler.outcomes.total.drafts
+    assert drafts.num_drafted > 0
+    assert drafts.reasons["draft context full"] > 0
 
 
 def test_a_long_prompt_is_read_in_parts_and_drafted_afterwards() -> None:
