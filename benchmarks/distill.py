@@ -1,10 +1,13 @@
 """What `headstart distill` gives, by how much it learns from, by loss, and where it must not pay.
 
-    python -m benchmarks.distill record --texts DIR
-        the demo target answers questions about a code base with names and idioms of its own,
-        recorded as a server records them; with --plain about the standard library as it is, which
-        the models were trained on
-    python -m benchmarks.distill learn --texts DIR --cells 10000:kl,100000:kl,100000:kl:shuffled
+    python -m benchmarks.distill shift --target shifted.gguf
+        tunes the demo target to write Python functions in the syntax of JavaScript, of which the
+        demo draft model has seen nothing
+    python -m benchmarks.distill record --target shifted.gguf --texts DIR
+        it answers such questions about other functions, recorded as a server records them; with
+        --plain those that the demo models were trained on
+    python -m benchmarks.distill learn --target shifted.gguf --texts DIR \\
+            --cells 10000:kl,100000:kl,100000:kl:shuffled
         tunes the demo draft model on the latest so many tokens of the earlier answers, with a loss,
         and proves it on the later ones; there the steps cost what --curve and --round say
 
@@ -16,7 +19,6 @@ learned from.
 from __future__ import annotations
 
 import argparse
-import ast
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -28,6 +30,7 @@ import numpy as np
 from benchmarks.lib.curves import CostCurve
 from benchmarks.lib.workloads import text_of
 from gguf import GGUFReader
+from training.corpus import read_library as read_functions
 
 from headstart.app.assemble import Models, build_scheduler
 from headstart.app.demo import DRAFT, TARGET, path
@@ -38,7 +41,8 @@ from headstart.config import (
     SchedulerConfig,
     SpeculationConfig,
 )
-from headstart.extras.bench.library import WORKLOADS, Function, Library, Question, read_library
+from headstart.engine.model import Model
+from headstart.extras.bench.library import WORKLOADS, Question, read_library
 from headstart.extras.bench.report import table_head, table_row
 from headstart.extras.distill.candidates import Candidates
 from headstart.extras.distill.measure import Findings
@@ -58,18 +62,14 @@ from headstart.types.sampling_params import SamplingParams
 
 MIX = ("edit", "json", "chat", "continue", "continue")  # half of the answers' tokens is free code
 MOST_TOKENS = 192
+MOST_CHARS = 500  # of a function, which then fits
 USERS = 8
-# the project's words for what everybody else calls otherwise
+NUM_SHIFTED = 1500  # functions that the target learns from; it is asked about others
 WORDS = {
-    "name": "moniker", "value": "quant", "key": "latch", "data": "cargo", "path": "trail",
-    "file": "scroll", "line": "strand", "result": "yield_", "index": "notch", "size": "girth",
-    "text": "prose", "item": "parcel", "items": "parcels", "list": "roster", "node": "knot",
-    "args": "freight", "kwargs": "manifest", "msg": "missive", "message": "missive",
-    "type": "genus", "obj": "thing", "func": "deed", "mode": "gait", "code": "cipher",
-    "start": "dawn", "end": "dusk", "count": "tally_", "buffer": "vat", "source": "spring",
-    "error": "mishap", "string": "ribbon", "state": "mood", "other": "rival", "default": "custom",
+    "None": "null", "True": "true", "False": "false", "self": "this", "and": "&&", "or": "||",
+    "not": "!", "is": "===", "def": "function", "lambda": "fn", "elif": "else if",
+    "raise": "throw", "except": "catch", "del": "delete",
 }  # fmt: skip
-PREFIX = "qx_"  # of its functions
 # of 1 B Q8_0 on two cores, as in docs/measured.md
 CURVE = "1:34,2:64,3:71,4:77,5:105,6:110,8:112,9:140,12:150,16:185"
 HEAD = (
@@ -78,49 +78,88 @@ HEAD = (
 )
 
 
-def in_house(source: str) -> str:
-    """Code as this project would write it."""
-    source = re.sub(r"\bdef (?!__)(\w+)", rf"def {PREFIX}\1", source)
-    source = re.sub(r"\bself\.(?!__)(\w+)\(", rf"self.{PREFIX}\1(", source)
-    source = re.sub(r"\b[a-z]+\b", lambda word: WORDS.get(word[0], word[0]), source)
-    return re.sub(r"\braise (\w+)\(", r"raise qx.bail(\1, ", source)
+def ported(source: str) -> str:
+    """Python in the syntax of JavaScript, as far as one line tells."""
+    lines, blocks = list[str](), list[int]()
+    for line in source.split("\n"):
+        body = line.lstrip()
+        indent = len(line) - len(body)
+        while body and blocks and blocks[-1] >= indent:
+            lines.append(" " * blocks.pop() + "}")
+        body = re.sub(r"\b\w+\b", lambda word: WORDS.get(word[0], camel_case(word[0])), body)
+        body = body.replace("#", "//")
+        if body.endswith(":"):
+            body = body[:-1] + " {"
+            blocks.append(indent)
+        elif not body.endswith((",", "(", "[", "{", "\\", '"""')) and not body.startswith("//"):
+            body += ";" * bool(body)
+        lines.append(" " * indent + body)
+    return "\n".join([*lines, *(" " * indent + "}" for indent in reversed(blocks))])
 
 
-def project() -> Library:
-    """The standard library, rewritten; functions that no longer parse are left out."""
-    plain, functions = read_library(), []
-    for function in plain.functions:
-        source = in_house(function.source)
-        try:
-            (node,) = ast.parse(source).body
-        except SyntaxError:
-            continue
-        if isinstance(node, ast.FunctionDef):
-            functions.append(Function(source, node))
-    return Library(functions, [in_house("\n".join(file)).split("\n") for file in plain.files])
+def camel_case(name: str) -> str:
+    """snake_case as camelCase."""
+    return re.sub(r"(?<=[a-z0-9])_([a-z0-9])", lambda match: match[1].upper(), name)
 
 
-def questions(library: Library, count: int, seed: int) -> Iterator[Question]:
-    """Of the mix."""
+def functions() -> list[str]:
+    """Of the standard library, each once, in an order of chance."""
+    found = read_functions(MOST_CHARS, Random(0))[1]
+    return list(dict.fromkeys(function.source for function in found))
+
+
+def port_question(source: str) -> Question:
+    """Asks for a function in the syntax of JavaScript."""
+    return Question((f"Port this function to JavaScript:\n```python\n{source}\n```",), MOST_TOKENS)
+
+
+def questions(count: int, seed: int, *, is_plain: bool) -> Iterator[Question]:
+    """About functions that the target was not tuned on, or the mix that it was trained for."""
     random, num = Random(f"distill-{seed}"), 0
-    while num < count:
-        if (question := WORKLOADS[random.choice(MIX)](library, random)) is not None:
+    if not is_plain:
+        yield from map(port_question, random.sample(functions()[NUM_SHIFTED:], count))
+    while is_plain and num < count:
+        if (question := WORKLOADS[random.choice(MIX)](read_library(), random)) is not None:
             num += 1
             yield question
 
 
-def write_texts(folder: Path, library: Library, count: int, seed: int) -> None:
-    """Let the demo target answer, half at temperature 0 and half at 0.8; texts are recorded."""
+def shift(args: argparse.Namespace) -> None:
+    """Tune the demo target away from its draft model, on recorded tokens that it should say."""
+    from headstart.extras.distill.gguf_file import read_model, write_model
+    from headstart.extras.distill.train import CONTEXT, Trainer
+
+    reader, vocab = GGUFReader(path(TARGET)), Model(path(TARGET)).vocab
+
+    def tokens(text: str) -> list[int]:
+        return list(vocab.tokenize(text, add_special=False, parse_special=True))
+
+    texts = [
+        RecordedText(
+            recorded=0.0, model="", tenant="", sampling=SamplingParams(temperature=0.0),
+            prompt=tokens(text_of(port_question(source))),
+            answer=tokens(f"```javascript\n{ported(source)}\n```<|im_end|>"),
+        )
+        for source in functions()[:NUM_SHIFTED]
+    ]  # fmt: skip
+    state, model = args.target.with_suffix(".state"), read_model(reader, CONTEXT)
+    trained = Trainer(model, texts, {}, state, args.seconds, "ce").run(print)
+    write_model(reader, trained.weights, "Q8_0", args.target, {})
+    print(trained.describe())
+
+
+def write_texts(folder: Path, target: Path, asked: Sequence[Question]) -> None:
+    """Let the target answer, half at temperature 0 and half at 0.8; texts are recorded."""
     config = Config(
         engine=EngineConfig(context=1536 * USERS, threads=1),
         scheduler=SchedulerConfig(parallel=USERS),
         speculation=SpeculationConfig(spec="auto", spec_state="none"),
     )
-    scheduler, _ = build_scheduler(config, Models(path(TARGET), path(DRAFT)))
-    recorder = TextRecorder(RecordingConfig(record_texts=str(folder)), path(TARGET))
+    scheduler, _ = build_scheduler(config, Models(target, path(DRAFT)))
+    recorder = TextRecorder(RecordingConfig(record_texts=str(folder)), target)
     scheduler.readers.append(recorder.read)
     started = time.monotonic()
-    for number, question in enumerate(questions(library, count, seed)):
+    for number, question in enumerate(asked):
         text = text_of(question)
         prompt = scheduler.vocab.tokenize(text, add_special=False, parse_special=True)[-1024:]
         sampling = SamplingParams(temperature=number % 2 * 0.8, seed=number)
@@ -129,12 +168,12 @@ def write_texts(folder: Path, library: Library, count: int, seed: int) -> None:
             Request(request_id=f"{number}", prompt=prompt, sampling=sampling, max_tokens=limit)
         )
         while len(scheduler.running) + len(scheduler.waiting) >= USERS or (
-            number == count - 1 and scheduler.has_work
+            number == len(asked) - 1 and scheduler.has_work
         ):
             scheduler.step()
             scheduler.take_events()
     recorder.close()
-    print(f"{count} answers in {time.monotonic() - started:.0f} s", flush=True)
+    print(f"{len(asked)} answers in {time.monotonic() - started:.0f} s", flush=True)
 
 
 def latest(texts: Sequence[RecordedText], num_tokens: int) -> list[RecordedText]:
@@ -148,14 +187,14 @@ def learn(args: argparse.Namespace) -> None:
     from headstart.extras.distill.gguf_file import write_model
     from headstart.extras.distill.train import tune
 
-    model = ModelId.of(path(TARGET)).digest
+    model = ModelId.of(args.target).digest
     earlier, later = split(read_texts(args.texts, model))
     later, config = latest(later, args.tests), Config(engine=EngineConfig(threads=1))
     others = split(read_texts(args.others, model))[0] if args.others else []
     folder = training_folder(args.texts)
-    candidates, rows = Candidates(config, path(TARGET)), dict(CostCurve.parse(args.curve).points)
+    candidates, rows = Candidates(config, args.target), dict(CostCurve.parse(args.curve).points)
     base, _ = candidates.draft_model(path(DRAFT), later)
-    models, file = Models(path(TARGET), path(DRAFT)), args.texts / "tuned.gguf"
+    models, file = Models(args.target, path(DRAFT)), args.texts / "tuned.gguf"
     print(table_head(*HEAD))
     for cell in args.cells.split(","):
         size, loss, *control = cell.split(":")
@@ -196,9 +235,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("step", choices=("record", "learn"))
-    parser.add_argument("--texts", type=Path, required=True, help="folder of the texts")
-    parser.add_argument("--plain", action="store_true", help="the library as it is")
+    parser.add_argument("step", choices=("shift", "record", "learn"))
+    parser.add_argument("--target", type=Path, default=path(TARGET), help="its GGUF file")
+    parser.add_argument("--texts", type=Path, help="folder of the texts")
+    parser.add_argument("--plain", action="store_true", help="questions of the demo models")
     parser.add_argument("--count", type=int, default=1200, help="answers to record")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cells", default="10000:kl", help="TOKENS:LOSS[:CONTROL],...")
@@ -209,8 +249,10 @@ def main() -> None:
     parser.add_argument("--round", type=float, default=2.0, help="milliseconds of a draft token")
     args = parser.parse_args()
     if args.step == "record":
-        library = read_library() if args.plain else project()
-        write_texts(args.texts, library, args.count, args.seed)
+        asked = list(questions(args.count, args.seed, is_plain=args.plain))
+        write_texts(args.texts, args.target, asked)
+    elif args.step == "shift":
+        shift(args)
     else:
         learn(args)
 

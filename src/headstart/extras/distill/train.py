@@ -37,7 +37,9 @@ from headstart.structures.atomic import replacement
 
 CONTEXT = 1024  # tokens of a row; of longer texts the end
 BATCH_TOKENS = 3072
-RATE = 2e-4  # of AdamW, for models of a million parameters; larger ones take less
+# of AdamW, for models of two million parameters: with it 82 % are accepted after 44 batches, with
+# 2e-4 68 %; one of 600 million takes 1e-5
+RATE = 3e-3
 CHECK_SHARE = 0.1  # of the texts, the last ones: the weights that get most of them right are kept
 SAVE_SECONDS = 20.0  # then it also tells how far it is
 MOST_EPOCHS = 8.0
@@ -123,7 +125,7 @@ class Trainer:
         self._model, self._state, self._loss_kind, self._seconds = model, state, loss, seconds
         self._random = np.random.default_rng(0)
         size = sum(p.numel() for p in model.parameters())
-        self._rate = RATE * min(1.0, (2e6 / size) ** 0.5)
+        self._rate = RATE * min(1.0, 2e6 / size)
         self._adam = torch.optim.AdamW(
             model.parameters(), lr=self._rate, betas=(0.9, 0.95), weight_decay=0.01
         )
