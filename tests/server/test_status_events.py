@@ -18,6 +18,7 @@ from tests.server.serving import error_of, events_of, serving
 from headstart.config import ServerConfig
 from headstart.server import sse, status_events
 from headstart.server.answer_numbers import counterfactual
+from headstart.server.errors import ApiError
 from headstart.server.service import Service
 from headstart.server.status_events import _speed, num_tokens
 from headstart.structures.tenants import Caller
@@ -153,6 +154,18 @@ def test_listeners_are_limited_and_make_room_when_they_leave(monkeypatch):
                     return
             time.sleep(0.1)
         pytest.fail("listeners that left still count")
+
+
+def test_listeners_that_come_at_once_are_limited_and_one_whose_stream_never_begins_makes_room():
+    async def listen() -> None:
+        listeners, scope = sse.Broadcast(), {"headstart.caller": Caller(), "path": "/events"}
+        begun = [listeners.response(scope) for _ in range(sse.MAX_LISTENERS)]
+        with pytest.raises(ApiError, match="clients listen to"):
+            listeners.response(scope)
+        del begun[0]
+        listeners.response(scope)
+
+    asyncio.run(listen())
 
 
 def test_speed_is_that_since_counts_a_second_old_and_never_below_nothing():

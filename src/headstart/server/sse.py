@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import orjson
 from starlette.responses import StreamingResponse
@@ -36,7 +37,8 @@ class Broadcast:
     def __init__(self, most_unread: int = 0) -> None:
         """`most_unread`: events kept for a listener that is slow, the newest ones; 0: all."""
         self._most_unread = most_unread
-        self._queues: dict[asyncio.Queue[Any], str] = {}  # of each listener, and its tenant
+        # of each listener while its stream is referenced, and its tenant
+        self._queues = WeakKeyDictionary[asyncio.Queue[Any], str]()
         self._is_over = False
 
     @property
@@ -87,21 +89,18 @@ class Broadcast:
                 "has left",
                 retry_after=RETRY_SECONDS,
             )
-        chunks = self._chunks(caller.tenant, first)
+        chunks = _chunks(self.listen(caller.tenant), first)
         return StreamingResponse(chunks, media_type="text/event-stream", headers=HEADERS)
 
-    async def _chunks(self, tenant: str, first: Callable[[], bytes]) -> AsyncIterator[bytes]:
-        queue = self.listen(tenant)
+
+async def _chunks(queue: asyncio.Queue[Any], first: Callable[[], bytes]) -> AsyncIterator[bytes]:
+    yield first()
+    while True:
         try:
-            yield first()
-            while True:
-                try:
-                    data = await asyncio.wait_for(queue.get(), 30)
-                except TimeoutError:
-                    yield PING
-                    continue
-                if data is None:
-                    return
-                yield event(data)
-        finally:
-            del self._queues[queue]
+            data = await asyncio.wait_for(queue.get(), 30)
+        except TimeoutError:
+            yield PING
+            continue
+        if data is None:
+            return
+        yield event(data)
