@@ -161,6 +161,7 @@ class Simulation:
         # users who wait for prompts, and how many of them get a first token from this step
         self.num_reading = self.num_first = 0
         self.kinds = [WORKLOADS[workload](slot) for slot in range(num_slots)]
+        self._texts: dict[int, list[list[Place]]] = {}  # by seed
 
     make = staticmethod(make_text)
     mixed_rows = 0  # prompt rows of each step, after NUM_PLAIN steps without
@@ -185,14 +186,19 @@ class Simulation:
         controller.learn_costs(samples)
 
     def slots(self) -> list[Slot]:
-        slots = []
-        for i, kind in enumerate(self.kinds):
-            rng = random.Random(f"{self.seed}-{i}")
-            text: list[Place] = []
-            while len(text) < 3 * self.tokens * LONGEST // 8 + 2 * REQUEST_TOKENS:
-                text += self.make(kind, rng, REQUEST_TOKENS)
-            slots.append(Slot(text, i * 100000, prompt=self.prompt, answer=self.answer))
-        return slots
+        if self.seed not in self._texts:
+            self._texts[self.seed] = [self._make_text(i) for i in range(self.num_slots)]
+        return [
+            Slot(text, i * 100000, prompt=self.prompt, answer=self.answer)
+            for i, text in enumerate(self._texts[self.seed])
+        ]
+
+    def _make_text(self, slot: int) -> list[Place]:
+        rng, text = random.Random(f"{self.seed}-{slot}"), list[Place]()
+        most = min(3 * LONGEST // 8, self.num_slots)  # shares of all tokens that one slot may get
+        while len(text) < most * self.tokens + 2 * REQUEST_TOKENS:
+            text += self.make(self.kinds[slot], rng, REQUEST_TOKENS)
+        return text
 
     def run(
         self,
