@@ -139,10 +139,7 @@ ARCHITECTURES: dict[str, Settings] = {
     "plamo2": _MIXED_HEADS | {"ssm.group_count": 0},
     "kimi-linear": _EXPERTS
     | _LATENT
-    | {
-        "attention.head_count": [1, 0],
-        "attention.head_count_kv": [1, 0],
-    },
+    | {"attention.head_count": [1, 0], "attention.head_count_kv": [1, 0]},
     "mamba": {},
     "mamba2": {},
     "rwkv6": {},

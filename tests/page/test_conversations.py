@@ -37,10 +37,7 @@ def test_each_conversation_has_its_own_settings_and_presets_fill_them(window: Wi
     worker = FakeWorker()
     page = window.show(worker)
     page.get_by_role("button", name="Settings", exact=True).click()
-    system, temperature = (
-        page.get_by_label("System prompt"),
-        page.locator("#setting-temperature"),
-    )
+    system, temperature = (page.get_by_label("System prompt"), page.locator("#setting-temperature"))
     system.fill("Be brief.")
     temperature.fill("0.25")
     window.ask("First")

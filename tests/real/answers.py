@@ -44,11 +44,7 @@ class Setting:
         return Config(
             # One thread: with two, a busy machine makes them wait for each other.
             engine=EngineConfig(
-                context=self.context,
-                exact=self.exact,
-                threads=1,
-                gpu_layers=0,
-                batch=512,
+                context=self.context, exact=self.exact, threads=1, gpu_layers=0, batch=512
             ),
             scheduler=SchedulerConfig(parallel=self.num_slots, max_queue=10_000),
             speculation=SpeculationConfig(

@@ -105,10 +105,7 @@ def test_what_nobody_asked_for_and_is_of_no_use_does_not_keep_a_model_from_start
 
 def test_another_drafter_beside_the_model_is_used_when_its_type_is_named(hub: FakeHub, tmp_path):
     model, draft = target(tmp_path / "a.gguf"), eagle3(tmp_path / "b.gguf")
-    hub.repos[REPO] = {
-        "a-Q8_0.gguf": model.read_bytes(),
-        "eagle3-a-Q8_0.gguf": draft.read_bytes(),
-    }
+    hub.repos[REPO] = {"a-Q8_0.gguf": model.read_bytes(), "eagle3-a-Q8_0.gguf": draft.read_bytes()}
     assert drafts_of(config_of())[0] == ["suffix"]
     assert drafts_of(config_of("draft-eagle3"))[0] == ["eagle3"]
     assert hub.downloads == ["a-Q8_0.gguf", "eagle3-a-Q8_0.gguf"]

@@ -166,10 +166,7 @@ def test_health_answers_while_the_engine_is_stopped_and_a_hundred_prompts_come(s
     body = {"prompt": "abc " * 300, "max_tokens": 1}
     os.kill(pid, signal.SIGSTOP)
     try:
-        with (
-            server.client() as client,
-            ThreadPoolExecutor(100) as pool,
-        ):
+        with server.client() as client, ThreadPoolExecutor(100) as pool:
             answers = [
                 pool.submit(httpx2.post, f"{server.url}/completion", json=body, timeout=60)
                 for _ in range(100)

@@ -215,10 +215,7 @@ def test_health_names_files_only_to_those_with_a_key_and_the_other_paths_ask_for
 def test_a_key_beyond_ascii_is_known_in_both_encodings_and_any_bearer(written, scheme):
     key = "schlüssel"
     with serving(config=ServerConfig(api_key=key)) as client:
-        for name, value in (
-            (b"Authorization", f"{scheme} {key}"),
-            (b"X-Api-Key", key),
-        ):
+        for name, value in ((b"Authorization", f"{scheme} {key}"), (b"X-Api-Key", key)):
             headers = [(name, value.encode(written))]
             assert client.get("/props", headers=headers).status_code == 200
         headers = [(b"Authorization", f"{scheme} schluessel".encode())]

@@ -196,11 +196,7 @@ def test_a_stream_has_the_blocks_of_the_whole_answer(said: list[bytes], kinds: l
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        (
-            "messages",
-            [{"role": "user", "content": [{"type": "image"}]}],
-            "source of type base64",
-        ),
+        ("messages", [{"role": "user", "content": [{"type": "image"}]}], "source of type base64"),
         ("messages", [{"role": "user", "content": [{"type": "x"}]}], "block of type 'x'"),
         ("tools", [{"type": "mcp_toolset"}], "tools.0.name is null but must be a text"),
         ("tool_choice", {"type": "x"}, "tool_choice.type is 'x'"),

@@ -57,11 +57,7 @@ def constraint_of(client, worker, fields) -> Constraint | None:
         ({"json_schema": {}}, "json_object", ""),
         ({"response_format": {"type": "json_schema", "schema": {}}}, "json_object", ""),
         ({"grammar": 'root ::= "a"'}, "gbnf", 'root ::= "a"'),
-        (
-            {"grammar": '%llguidance {}\nstart: "a"'},
-            "lark",
-            '%llguidance {}\nstart: "a"',
-        ),
+        ({"grammar": '%llguidance {}\nstart: "a"'}, "lark", '%llguidance {}\nstart: "a"'),
         ({"regex": "[ab]+"}, "regex", "[ab]+"),
         ({"lark": 'start: "a"'}, "lark", 'start: "a"'),
     ],

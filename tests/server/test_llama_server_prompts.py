@@ -128,9 +128,7 @@ VALUES = st.recursive(
 
 @pytest.mark.parametrize("path", ROUTES)
 @settings(
-    max_examples=40,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_no_body_makes_the_server_fail(client, path, data):

@@ -182,11 +182,7 @@ def test_errors_raise_the_clients_exceptions(sdk):
 
 
 def test_the_sdk_shows_what_we_add_to_chunks(sdk):
-    extra = {
-        "return_tokens": True,
-        "timings_per_token": True,
-        "return_progress": True,
-    }
+    extra = {"return_tokens": True, "timings_per_token": True, "return_progress": True}
     chunks = list(
         sdk.chat.completions.create(model="m", messages=MESSAGES, stream=True, extra_body=extra)
     )

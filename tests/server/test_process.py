@@ -217,10 +217,7 @@ def _catches(pid: int, number: int) -> bool:
 def test_a_second_signal_does_not_wait_for_an_engine_that_does_not_answer(tmp_path: Path) -> None:
     server = Server(["--context", "4096", "--spec", "off"], tmp_path)
     engine = server.engine_pid()
-    with (
-        server.client() as client,
-        ThreadPoolExecutor(1) as pool,
-    ):
+    with server.client() as client, ThreadPoolExecutor(1) as pool:
         streamed = pool.submit(client.post, "/completion", json=ENDLESS)
         until(lambda: num_busy(client) == 1, "the request runs")
         os.kill(engine, signal.SIGSTOP)
@@ -239,10 +236,7 @@ def test_sigterm_in_the_middle_of_requests_tells_them_and_ends_with_code_0(tmp_p
     engine = server.engine_pid()
     # more than any machine generates before its time is over
     endless = ENDLESS | {"max_tokens": 30_000}
-    with (
-        server.client() as client,
-        ThreadPoolExecutor(2) as pool,
-    ):
+    with server.client() as client, ThreadPoolExecutor(2) as pool:
         plain = pool.submit(client.post, "/completion", json=endless | {"stream": False, "seed": 1})
         streamed = pool.submit(client.post, "/completion", json=endless | {"seed": 2})
         until(lambda: num_busy(client) == 2, "both requests run")

@@ -79,11 +79,7 @@ def _content(response: httpx2.Response, stream: bool) -> str:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"json_schema": WIDE}, "30000"),
-        ({"regex": "(a"}, "unclosed group"),
-    ],
+    ("fields", "says"), [({"json_schema": WIDE}, "30000"), ({"regex": "(a"}, "unclosed group")]
 )
 def test_what_cannot_be_compiled_is_400_before_any_header(client, fields, says, stream) -> None:
     response = client.post("/completion", json={"prompt": "a", "stream": stream} | fields)

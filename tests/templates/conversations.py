@@ -13,11 +13,7 @@ def _turn(role: str, content: Any = None, **more: Any) -> dict[str, Any]:
 
 
 def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    return {
-        "id": call_id,
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 TOOLS: list[dict[str, Any]] = [
@@ -78,9 +74,7 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
     "developer": {"messages": [_turn("developer", "You are kind."), HELLO]},
     "parts": {"messages": [_turn("system", PARTS), _turn("user", PARTS)]},
     "prefill": {"messages": [HELLO, _turn("assistant", "The answer is")]},
-    "prefill_thoughts": {
-        "messages": [HELLO, _turn("assistant", "", reasoning_content=THOUGHTS)],
-    },
+    "prefill_thoughts": {"messages": [HELLO, _turn("assistant", "", reasoning_content=THOUGHTS)]},
     "prefill_both": {
         "messages": [HELLO, _turn("assistant", "The answer is", reasoning_content=THOUGHTS)],
         "add_generation_prompt": False,
@@ -90,9 +84,7 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
         "messages": [HELLO, _turn("assistant", "The answer is")],
         "chat_template_kwargs": {"enable_thinking": False},
     },
-    "thoughts": {
-        "messages": [HELLO, ANSWER | {"reasoning_content": THOUGHTS}, ASKED],
-    },
+    "thoughts": {"messages": [HELLO, ANSWER | {"reasoning_content": THOUGHTS}, ASKED]},
     "preserved_thoughts": {
         "messages": [HELLO, ANSWER | {"reasoning_content": THOUGHTS}, ASKED],
         "chat_template_kwargs": {"preserve_reasoning": True},
@@ -130,7 +122,7 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
             ASKED,
             {"role": "assistant", "tool_calls": [PARIS]},
             _turn("tool", "It rains.", tool_call_id="call00001"),
-        ],
+        ]
     },
     "no_budget": {"messages": [SYSTEM, HELLO], "reasoning_budget_tokens": 0},
     "no_budget_without_thinking": {
@@ -144,11 +136,7 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
         "reasoning_budget_tokens": 0,
     },
     "schema": {"messages": [SYSTEM, HELLO], "response_format": SCHEMA_FORMAT},
-    "schema_with_tools": {
-        "messages": [ASKED],
-        "tools": TOOLS,
-        "response_format": SCHEMA_FORMAT,
-    },
+    "schema_with_tools": {"messages": [ASKED], "tools": TOOLS, "response_format": SCHEMA_FORMAT},
 }
 BUILT_IN_CONVERSATIONS = {
     name: CONVERSATIONS[name] for name in ("user", "system", "multi_turn", "no_generation_prompt")

@@ -39,9 +39,7 @@ async def three_steps(*, streamed):
 
 async def typed():
     """The result is a call of a tool that the package makes of the class."""
-    script = Script(
-        (STEPS[0], [("final_result", {"cities": ["Bonn"], "is_wet": True})]),
-    )
+    script = Script((STEPS[0], [("final_result", {"cities": ["Bonn"], "is_wet": True})]))
     provider = OpenAIProvider(base_url=URL, api_key="-", http_client=script.async_client())
     agent = Agent(OpenAIChatModel("demo", provider=provider), output_type=Report)
 

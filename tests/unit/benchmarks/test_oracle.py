@@ -98,11 +98,7 @@ def least_together(group: Sequence[Guesses], curve: CostCurve) -> float:
 def test_no_arm_is_ahead_of_hindsight(curve, num_users, tolerance, types) -> None:
     texts, replay = make_texts(8), make_replay(num_users, curve)
     best = replay.hindsight([types], texts)
-    names = [
-        "off",
-        *(f"{types}@{length}" for length in (1, 2, 4, 8, 16)),
-        f"auto:{types}",
-    ]
+    names = ["off", *(f"{types}@{length}" for length in (1, 2, 4, 8, 16)), f"auto:{types}"]
     rates = {name: replay.run(parse_arm(name), texts).rate for name in names}
     assert {name: rate for name, rate in rates.items() if rate > best * (1 + tolerance)} == {}
 

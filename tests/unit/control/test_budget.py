@@ -59,8 +59,7 @@ def assigned(budget: Budget, drafts: Sequence[SlotDraft], step: Step) -> list[in
 
 @settings(deadline=None)
 @given(
-    st.lists(st.lists(st.floats(0.0, 1.0), max_size=8), min_size=1, max_size=3),
-    st.integers(0, 20),
+    st.lists(st.lists(st.floats(0.0, 1.0), max_size=8), min_size=1, max_size=3), st.integers(0, 20)
 )
 @example([[1.0] * 8], 20)  # what lies behind the bump pays
 def test_the_plan_is_the_best_of_all_plans(conditional: list[list[float]], room: int) -> None:
@@ -169,8 +168,7 @@ def plan_evenly(budget: Budget, slots: Sequence[SlotDraft], max_rows: int = 2048
 
 @settings(deadline=None)
 @given(
-    st.lists(st.lists(st.floats(0.01, 1.0), max_size=8), min_size=1, max_size=4),
-    st.integers(0, 20),
+    st.lists(st.lists(st.floats(0.01, 1.0), max_size=8), min_size=1, max_size=4), st.integers(0, 20)
 )
 def test_where_every_slot_computes_as_many_rows_the_best_common_length_is_taken(conditional, room):
     drafts = [list(accumulate(rates, mul)) for rates in conditional]

@@ -165,13 +165,7 @@ def test_a_draft_told_bit_by_bit_teaches_each_token_once() -> None:
     odds = calibration._tokens[""]["text"]
     assert odds.drafted.keys() == {1, 2, 3, 4, 5}
     assert odds.before.keys() == {9, 1, 2, 3, 4}
-    assert [odds.drafted[token][3] > 1.0 for token in tokens[1:]] == [
-        True,
-        True,
-        True,
-        True,
-        False,
-    ]
+    assert [odds.drafted[token][3] > 1.0 for token in tokens[1:]] == [True, True, True, True, False]
     assert all(n == 1.0 for n, *_ in odds.drafted.values())
 
 

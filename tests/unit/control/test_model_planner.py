@@ -248,10 +248,7 @@ def test_each_slot_has_one_model_at_most_and_models_may_share_the_slots() -> Non
     slots = [model_slot(seq_id, 8) for seq_id in range(1, 4)]
     step = Step(3, 3, 100)
     # where one has a long text to read, the other may draft at once
-    asked = {
-        "a": [model_slot(1, 8, catch_up=4000), *slots[1:]],
-        "b": slots[:2],
-    }
+    asked = {"a": [model_slot(1, 8, catch_up=4000), *slots[1:]], "b": slots[:2]}
     planned = grant(controller, asked, step)
     drafting = {
         name: {one.number for one in granted if one.num_granted}

@@ -40,8 +40,7 @@ CONSTRAINTS = {
     "json_object": Constraint(kind=ConstraintKind.JSON_OBJECT),
     "json_schema": Constraint(kind=ConstraintKind.JSON_SCHEMA, text=json.dumps(PERSON)),
     "gbnf": Constraint(
-        kind=ConstraintKind.GBNF,
-        text='root ::= item+\nitem ::= "- " [a-c]+ ("\\n" | ";\\n")\n',
+        kind=ConstraintKind.GBNF, text='root ::= item+\nitem ::= "- " [a-c]+ ("\\n" | ";\\n")\n'
     ),
     "lark": Constraint(
         kind=ConstraintKind.LARK, text='start: "x" ("=" NUM "," )+ "end"\nNUM: /[0-9]{1,3}/'
@@ -52,9 +51,7 @@ CONSTRAINTS = {
     ),
     "regex": Constraint(kind=ConstraintKind.REGEX, text="(ab|cd|abc)+[0-9]{4}-end"),
     "behind a trigger": Constraint(
-        kind=ConstraintKind.JSON_SCHEMA,
-        text=json.dumps(PERSON),
-        triggers=(b"a", b"{", b"!"),
+        kind=ConstraintKind.JSON_SCHEMA, text=json.dumps(PERSON), triggers=(b"a", b"{", b"!")
     ),
     "thoughts before": Constraint(
         kind=ConstraintKind.JSON_SCHEMA,

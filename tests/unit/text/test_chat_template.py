@@ -95,10 +95,7 @@ def test_the_template_by_hand_is_the_file_else_the_text_else_none(tmp_path):
             'hi <b>|{"role": "user", "content": "hi <b>"}\n',  # no blank lines, nothing is escaped
         ),
         ('{{ {"a": "é"} | tojson }}{{ ["x"] | map("upper") | tojson }}', '{"a": "é"}["X"]'),
-        (
-            '{{ {"b": 1, "a": 2} | tojson(indent=1, sort_keys=true) }}',
-            '{\n "a": 2,\n "b": 1\n}',
-        ),
+        ('{{ {"b": 1, "a": 2} | tojson(indent=1, sort_keys=true) }}', '{\n "a": 2,\n "b": 1\n}'),
         ("{% for i in [1, 2] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "1"),
         ("{% generation %}a{{ bos_token }}{% endgeneration %}", "a<s>"),
         ("{{ 'a' + none + missing + 1 }}", "a1"),

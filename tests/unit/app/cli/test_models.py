@@ -178,10 +178,7 @@ def test_a_section_adds_to_the_model_of_its_name(tmp_path, environment) -> None:
     [
         ("[m]\nc = 512\n", "names no model"),
         ("[m]\nmodel = m.gguf\nc = many\n", "context of the model m is 'many'"),
-        (
-            "[m]\nmodel = m.gguf\nttl = soon\n",
-            "ttl in the preset of m is 'soon'",
-        ),
+        ("[m]\nmodel = m.gguf\nttl = soon\n", "ttl in the preset of m is 'soon'"),
         ("[m]\nmodel = m.gguf\nctx-sizes = 1\n", "which is no flag"),
         ("[m]\nmodel = m.gguf\nalias = n\n[n]\nmodel = n.gguf\n", "alias 'n' of the model m"),
     ],

@@ -86,10 +86,7 @@ def test_files_are_written_read_edited_and_found(tmp_path, engine, is_remote):
     found = use("grep_search", path=".", pattern="^2|thr", return_line_numbers=True)
     assert found["plain_text_response"].splitlines()[:2] == ["a/b.txt:2:2", "a/b.txt:3:three"]
     listed = use("file_glob_search", path=".", type="all")
-    assert listed["entries"] == [
-        {"path": "a", "type": "dir"},
-        {"path": "a/b.txt", "type": "file"},
-    ]
+    assert listed["entries"] == [{"path": "a", "type": "dir"}, {"path": "a/b.txt", "type": "file"}]
     command = use("exec_shell_command", command="cat a/b.txt; exit 3")
     assert command == {"plain_text_response": "one\n2\nthree\n\n[exit code: 3]"}
     assert "Linux" in use("get_info")["os"]

@@ -28,10 +28,7 @@ class Speaker:
     """Feeds a draft with rows whose best tokens are given."""
 
     def __init__(
-        self,
-        translator: VocabularyTranslator,
-        history: Sequence[int],
-        max_tokens: int = 8,
+        self, translator: VocabularyTranslator, history: Sequence[int], max_tokens: int = 8
     ) -> None:
         tokenizer = translator.open(Preference("auto"))
         tokenizer.to_draft_tokens(history, 0)
