@@ -6,11 +6,13 @@ to give up theirs.
 
 First comes the request that has the turn, then the others by the cells that their tenant claims up
 to and including them, by weight; those of one tenant by priority, then by arrival. So the tenant
-that holds most gives some up. One that starts claims an eighth of all cells too, to grow into.
+that holds most gives some up. One that starts claims what it may grow by, too, up to an eighth of
+all cells.
 
 A turn lasts until its request has emitted TURN tokens, or an eighth of all cells if that is more,
 since up to all cells are decoded again for it. If it ends earlier its tenant goes on with the next
-one until as many steps have passed. The first running request has the first turn. Then comes the
+one until as many steps have passed; to read as many tokens as there are cells counts as a whole
+turn. The first running request has the first turn. Then comes the
 tenant that waits longest, for cells or since its last turn, with its request that waits longest.
 So a request that begins to wait when n tenants and k requests of its own tenant do has a turn after
 at most n (k + 1) others, however many come later.
@@ -60,6 +62,8 @@ class CellOrder:
         own = [one for one in running + line if goes_on and one.tenant == self._tenant]
         if own:
             chosen = min(own, key=own_rank)
+            if chosen.cells is None:
+                self._num_steps += len(chosen.tokens) * self._turn // self._num_cells
         else:
             chosen = min(line, key=self._waits_since)
             if self.first is None and running:  # one preempted just now would preempt in its turn
@@ -78,20 +82,20 @@ class CellOrder:
         """
         order = sorted(waiting, key=lambda one: one.number != self.first)
         is_full = any(one.held_since is not None for one in order)
-        # lengths that do not fit: a longer one of a tenant comes after at least as many others, and
+        # claims that do not fit: a larger one of a tenant comes after at least as many others, and
         # so does one of any other tenant of the same weight, if neither has running ones
         too_long = dict[tuple[str, float], int]()
         busy = {one.tenant for one in running}
         for sequence in order:
-            length, tenant = len(sequence.tokens), sequence.tenant
+            claim, tenant = self._claim(sequence), sequence.tenant
             alike = (tenant, 0.0) if tenant in busy else ("", self._tenants.weight(tenant))
-            is_short = length < too_long.get(alike, length + 1)
+            is_short = claim < too_long.get(alike, claim + 1)
             if not is_full or (is_short and self._fits(sequence, running)):
                 yield sequence
                 busy.add(tenant)  # it may run now
                 continue
             if is_short:
-                too_long[alike] = length
+                too_long[alike] = claim
             if sequence.held_since is None:
                 sequence.held_since = now
 
@@ -105,7 +109,9 @@ class CellOrder:
 
     def _claim(self, sequence: Sequence) -> int:
         """Cells that it holds, or needs in order to start."""
-        return len(sequence.tokens) + self._spare * (sequence.cells is None)
+        if sequence.cells is not None:
+            return len(sequence.tokens)
+        return len(sequence.tokens) + min(self._spare, max(0, sequence.num_left))
 
     def _sorted(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         held, places = Counter[str](), dict[Sequence, tuple[bool, float]]()

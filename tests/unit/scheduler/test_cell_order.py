@@ -90,6 +90,38 @@ def test_the_turn_of_a_tenant_lasts_though_each_of_its_requests_is_short(monkeyp
     assert ended > 100
 
 
+def steps_until_a_request_starts(max_tokens: int | None, num_before: int = 100) -> int:
+    """While another tenant has long prompts with answers of one token, one after the other."""
+    scheduler = make_scheduler(Model(num_cells=512), prefill_chunk=8)
+    coming = count()
+
+    def go_on() -> None:
+        while sum(one.tenant == "a" for one in (*scheduler.running, *scheduler.waiting)) < 4:
+            prompt = [(next(coming) * index + 3) % EOS for index in range(470)]
+            scheduler.submit(endless(prompt, 1, f"long{next(coming)}", namespace="a"))
+        scheduler.step()
+
+    for _ in range(num_before):
+        go_on()
+    scheduler.submit(endless([1, 2, 3], max_tokens, "short", namespace="b"))
+    for number in range(2000):
+        if any(one.tenant == "b" for one in scheduler.running):
+            return number
+        go_on()
+    raise AssertionError("it never starts")
+
+
+def test_a_short_request_with_few_tokens_to_come_starts_beside_long_prompts() -> None:
+    """It waited for 26 s, though there was room for all it may become."""
+    assert steps_until_a_request_starts(16) < 2 * 470 // 8
+
+
+def test_a_turn_ends_after_as_many_tokens_are_read_as_there_are_cells() -> None:
+    """Each step reads a piece of a prompt: TURN of them took as long as eight whole prompts."""
+    waits = [steps_until_a_request_starts(None, num) for num in range(60, 360, 50)]
+    assert max(waits) < 3 * 470 // 8
+
+
 def test_a_request_that_has_the_turn_has_a_slot_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cell_order, "TURN", 64)
     scheduler = make_scheduler(Model(2, num_cells=512), parallel=2, context_shift=True)
@@ -111,7 +143,8 @@ def test_a_few_comparisons_tell_which_of_many_requests_may_start(seed, monkeypat
 
     def make(cells: Cells | None = None) -> Sequence:
         tenant = chance.choice([heavy, *map(str, range(chance.choice((3, 300))))])
-        asked = endless([1] * chance.randrange(10, 400), namespace=tenant)
+        limit = chance.choice((None, 2, 50))
+        asked = endless([1] * chance.randrange(10, 400), limit, namespace=tenant)
         return sequence_of(asked, cells=cells, number=next(numbers))
 
     running, waiting = [make(Cells(at)) for at in range(8)], [make() for _ in range(300)]
