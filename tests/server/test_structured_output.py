@@ -19,6 +19,7 @@ from tests.server.serving import error_of, events_of, openai_of
 
 MESSAGES = [{"role": "user", "content": "Tell me of a cat."}]
 WIDE = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(5000)}}
+MANY = {"type": "array", "prefixItems": [{"type": "array", "items": {"type": "integer"}}] * 8000}
 
 
 class Cat(BaseModel):
@@ -79,7 +80,7 @@ def _content(response: httpx2.Response, stream: bool) -> str:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("fields", "says"), [({"json_schema": WIDE}, "30000"), ({"regex": "(a"}, "unclosed group")]
+    ("fields", "says"), [({"json_schema": MANY}, "30000"), ({"regex": "(a"}, "unclosed group")]
 )
 def test_what_cannot_be_compiled_is_400_before_any_header(client, fields, says, stream) -> None:
     response = client.post("/completion", json={"prompt": "a", "stream": stream} | fields)
