@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import Vocab
@@ -15,22 +16,22 @@ from headstart.types import Vocab
 Replacement = tuple[list[int], list[int]]
 """(replaced tokens, new tokens)"""
 
+_WORD = re.compile(rb" ?(\w+)")
+
 
 def variants(vocab: Vocab, old: Sequence[int], new: Sequence[int]) -> Iterator[Replacement]:
     """Replacements implied by this one; none unless a word replaces a word.
 
     Each takes about ten microseconds; there may be duplicates.
     """
-    texts = (b"".join(map(vocab.token_bytes, one)) for one in (old, new))
-    before, after = (re.fullmatch(rb" ?(\w+)", one) for one in texts)
+    words = [b"".join(map(vocab.token_bytes, one)) for one in (old, new)]
+    before, after = map(_WORD.fullmatch, words)
     if before is None or after is None:
         return
+    tokenize = partial(vocab.tokenize, add_special=False, parse_special=False)
     # characters that tokens may join to a word
     for prefix in (b"", b" ", b"(", b".", b"_", b'"', b"'", b"[", b"\n", b"\t"):
-        one, other = (
-            vocab.tokenize(prefix + word[1], add_special=False, parse_special=False)
-            for word in (before, after)
-        )
+        one, other = tokenize(prefix + before[1]), tokenize(prefix + after[1])
         common = common_prefix_length(one, other)
         if common < min(len(one), len(other)):
             yield one[common:], other[common:]
