@@ -201,11 +201,12 @@ class Budget:
         num_slots, lost = step.num_slots, 1.0 - 1.0 / speedup
         if step.num_base_rows > num_slots:
             return False
-        if step.can_pad:
+        self._num_unseen += 1
+        saved_up = self._num_unseen * TRIAL_SHARE
+        if step.can_pad and saved_up > max(lost, MARGIN):  # without padding it loses even more
             bare_ms = self._cost.milliseconds(num_slots, step.context)
             lost += bare_ms / self.plain_ms(step) - 1.0
-        self._num_unseen += 1
-        return self._num_unseen * TRIAL_SHARE > max(lost, MARGIN)
+        return saved_up > max(lost, MARGIN)
 
     def _by_rows(
         self, survivals: Sequence[Sequence[float]], given: Sequence[int], left: int, step: Step
