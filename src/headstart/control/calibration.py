@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 from math import exp
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -203,13 +203,12 @@ class Calibration:
         known = self._requests.get(number, {}).get(speculator) or self._know(number, speculator)
         table, bias, by_token = known
         odds = bias.odds
-        by_before, by_drafted = by_token.before.get, by_token.drafted.get
-        befores: Iterable[int] = tokens or repeat(-1)  # no token has this id
-        drafted: Iterable[int] = tokens[1:] or repeat(-1)
+        none = repeat(-1)  # no token has this id
+        befores = map(by_token.before.get, tokens or none, repeat(_NO_LABELS))
+        drafted = map(by_token.drafted.get, tokens[1:] or none, repeat(_NO_LABELS))
         alive, survival = 1.0, list[float]()
         for rate, before, token in zip(table.rates(confidence), befores, drafted, strict=False):
-            factor = by_before(before, _NO_LABELS)[3] * by_drafted(token, _NO_LABELS)[3]
-            right = rate * odds * factor
+            right = rate * odds * (before[3] * token[3])
             alive *= right / (1.0 - rate + right)
             survival.append(alive)
             if alive < 0.01:  # later tokens are hardly ever accepted

@@ -81,9 +81,10 @@ class Sampler:
             biased = logits if self._biased is None else self._with_bias(logits)
             allowed = biased if legal is None else _masked(biased, legal)
             token = int(allowed.argmax())
-            if math.isnan(allowed[token]):
+            best = allowed.item(token)
+            if math.isnan(best):
                 raise EngineError(_NOT_NUMBERS)
-            if allowed[token] > -math.inf:
+            if best > -math.inf:
                 if self.tie_margin:
                     self._count_tie(biased, token, self.tie_margin)
                 return token

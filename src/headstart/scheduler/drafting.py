@@ -344,7 +344,7 @@ def _note_reasons(answer: SequencePlan) -> None:
     """Record why some tokens of the draft are not verified."""
     sources, length = answer.sources, answer.num_verified
     if length:
-        left_out = set(sources) - set(sources[:length])
+        left_out = set(sources[length:]).difference(sources[:length])
         answer.reasons |= dict.fromkeys(left_out, BELOW_BREAK_EVEN)
     else:
         is_short = len(sources) < answer.sequence.policy.n_min
@@ -367,15 +367,15 @@ def limit_drafts(plan: StepPlan, engine: Engine) -> list[SequencePlan]:
     if engine.max_rollback < share:
         share, bound = engine.max_rollback, "memory takes nothing back"
     for answer in plan.answers:
-        sequence, limit, reason = answer.sequence, share, bound
-        if (room := engine.context_size - len(sequence.tokens) - 1) < limit:
-            limit, reason = room, "context full"
-        if (left := sequence.num_left - 1) < limit:
-            limit, reason = left, "max_tokens reached"
-        policy = sequence.policy
-        if policy.reason:
-            limit, reason = 0, policy.reason
-        elif limit > 0:
+        sequence, policy = answer.sequence, answer.sequence.policy
+        limit, reason = 0, policy.reason
+        if not reason:
+            limit, reason = share, bound
+            if (room := engine.context_size - len(sequence.tokens) - 1) < limit:
+                limit, reason = room, "context full"
+            if (left := sequence.num_left - 1) < limit:
+                limit, reason = left, "max_tokens reached"
+        if limit > 0:
             limit = min(limit, policy.n_max)
             if sequence.sampler.thoughts is not None:
                 limit = min(limit, sequence.num_free)
