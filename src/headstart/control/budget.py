@@ -123,8 +123,8 @@ class Budget:
         """
         step = plan.step
         assert step is not None
-        survivals, given = list[list[float]](), [0] * len(plan.answers)
-        fixed, left = set[int](), step.max_draft_rows
+        survivals, given = [], [0] * len(plan.answers)
+        fixed, left = set(), step.max_draft_rows
         for index, answer in enumerate(plan.answers):
             survival, policy = answer.survival, answer.sequence.policy
             if self.copy_ms is not None:

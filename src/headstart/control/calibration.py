@@ -206,7 +206,8 @@ class Calibration:
         none = repeat(-1)  # no token has this id
         befores = map(by_token.before.get, tokens or none, repeat(_NO_LABELS))
         drafted = map(by_token.drafted.get, tokens[1:] or none, repeat(_NO_LABELS))
-        alive, survival = 1.0, list[float]()
+        alive = 1.0
+        survival: list[float] = []
         for rate, before, token in zip(table.rates(confidence), befores, drafted, strict=False):
             right = rate * odds * (before[3] * token[3])
             alive *= right / (1.0 - rate + right)

@@ -71,9 +71,8 @@ class Controller:
         """Update all estimates from a step: costs, and the fate of all offers so far."""
         plan = record.plan
         if plan.step is not None and plan.calls:
-            models, texts = list[DraftCall](), list[DraftCall]()
-            for call in plan.calls:
-                (models if call.is_model else texts).append(call)
+            models = [call for call in plan.calls if call.is_model]
+            texts = [call for call in plan.calls if not call.is_model]
             if models:
                 self._read_models(record, models, plan.step)
             if texts and plan.asking_ms > 0.0:
@@ -129,7 +128,7 @@ class Controller:
         shared_ms = max(0.0, shared_ms) / num_asked
         slot_ms = self._budget.plain_ms(step) / step.num_slots
         for call in calls:
-            name, saved = call.speculator, list[float]()
+            name, saved = call.speculator, []
             asking = self._asking.setdefault(name, AskingBudget())
             asking.took(shared_ms + call.milliseconds / len(call.asked))
             for answer in [one.answer for one in call.asked]:

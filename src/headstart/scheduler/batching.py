@@ -13,7 +13,9 @@ def build(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
     """Fill the batch from the current plan, without sequences that have left."""
     batch = plan.batch
     batch.clear()
-    seq_ids, positions, tokens = list[int](), list[int](), list[int]()
+    seq_ids: list[int] = []
+    positions: list[int] = []
+    tokens: list[int] = []
     for answer in plan.answers:
         cells = answer.sequence.cells
         if cells is None:

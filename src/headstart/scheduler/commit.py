@@ -48,7 +48,7 @@ class Committer:
         All rows are sampled before anything else is done: logits fill the processor's caches, so
         alternating with other work would evict that work's data each time.
         """
-        endings, grown = self._verify_all(record, logits), list[SequenceRecord]()
+        endings, grown = self._verify_all(record, logits), []
         for result in record.results:
             if result.emitted:
                 try:
@@ -72,7 +72,8 @@ class Committer:
         """Sample tokens for each sequence whose known tokens are all decoded; returns those that
         leave without one.
         """
-        offset, endings = 0, list[Leaving]()
+        offset = 0
+        endings: list[Leaving] = []
         for result in record.results:
             plan = result.plan
             sequence, length = plan.sequence, plan.start + plan.num_rows

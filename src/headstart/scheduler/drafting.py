@@ -101,7 +101,7 @@ class Drafting:
         answers = limit_drafts(plan, engine)
         # padding may help: a wider step can take less time
         can_pad = engine.padding_sequence is not None and not plan.prompts
-        may_ask = self._may_ask(len(answers)) if answers else set[str]()
+        may_ask = self._may_ask(len(answers)) if answers else set()
         if not may_ask and not any(map(_is_always_asked, answers)):
             for answer in answers:
                 answer.reasons |= {model.name: RESTING for model in self._models}
@@ -125,10 +125,8 @@ class Drafting:
 
     def _may_ask(self, num_answers: int) -> set[str]:
         """The speculators for which asking is expected to pay in this step."""
-        may_ask, control = set[str](), self.controller
-        for one in self._texts:
-            if control.may_ask_now(one.name, num_answers):
-                may_ask.add(one.name)
+        control = self.controller
+        may_ask = {one.name for one in self._texts if control.may_ask_now(one.name, num_answers)}
         for one in self._models:
             if control.may_ask_model_now(one.name):
                 may_ask.add(one.name)
@@ -190,9 +188,10 @@ class Drafting:
         self, plan: StepPlan, answers: list[SequencePlan], may_ask: Collection[str]
     ) -> None:
         """Ask each text speculator once for all answers; each answer takes the best draft."""
-        found = defaultdict[SequencePlan, dict[str, Draft]](dict)  # by answer, then speculator
+        # by answer, then speculator
+        found: defaultdict[SequencePlan, dict[str, Draft]] = defaultdict(dict)
         for speculator in self._texts:
-            name, asked, requests = speculator.name, list[AskedAnswer](), []
+            name, asked, requests = speculator.name, [], []
             for answer in askable(answers, speculator, found):
                 sequence = answer.sequence
                 cells, namespace = sequence.cells, sequence.request.namespace

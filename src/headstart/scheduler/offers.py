@@ -40,7 +40,7 @@ def askable(
 
     found: by answer that has taken no draft yet, the speculators that have one.
     """
-    name, may_draft = speculator.name, list[SequencePlan]()
+    name, may_draft = speculator.name, []
     for answer in answers:
         policy, cells = answer.sequence.policy, answer.sequence.cells
         types, others = policy.types, found.get(answer, answer.sources)
@@ -82,7 +82,9 @@ def candidate(
     own tokens up to the first forced ones.
     """
     sequence = answer.sequence
-    tokens, sources, survival = list[int](), list[str](), list[float]()
+    tokens: list[int] = []
+    sources: list[str] = []
+    survival: list[float] = []
     is_by_hand = sequence.policy.mode is DraftMode.FIXED
     reached = 1.0
     previous = before[-1] if before else sequence.tokens[-1]

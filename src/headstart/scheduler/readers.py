@@ -88,7 +88,7 @@ class StepOutcomes:
     def read(self, record: StepRecord) -> None:
         """Count a step, then queue its events: of new tokens, then of requests that ended."""
         self._count(record)
-        grown = list[Event]()
+        grown: list[Event] = []
         for result in record.results:
             sequence, tokens = result.plan.sequence, result.emitted
             if result.plan.is_prompt:

@@ -39,7 +39,9 @@ class Turns:
 
     def choose(self, running: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
         """Split the running requests into the answers and the prompts of the next step."""
-        answers, prompts, at_images = list[Sequence](), list[Sequence](), list[Sequence]()
+        answers: list[Sequence] = []
+        prompts: list[Sequence] = []
+        at_images: list[Sequence] = []
         for sequence in self._alike(running, use) if (use := self.use_scales) else running:
             cells, num_tokens = sequence.cells, len(sequence.tokens)
             # inlined `Sequence.is_generating`
