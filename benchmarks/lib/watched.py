@@ -15,7 +15,6 @@ the same take up to a hundred times as long: `Reads` counts how often. Linux onl
 
 from __future__ import annotations
 
-import faulthandler
 import mmap
 import os
 import re
@@ -25,7 +24,11 @@ import sys
 import threading
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable
+from itertools import islice
+from traceback import walk_stack
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -106,9 +109,10 @@ class Watchdog:
         self._piece: NDArray[np.float64] | None = None  # times when the one that runs began
         self._decoding = np.zeros(3)  # of all decodes
         self._is_decoding = False
-        self._stacks = os.memfd_create("stacks")  # of what runs
-        # written by the signal's handler itself, which waits for no interpreter
-        faulthandler.register(signal.SIGALRM, self._stacks, all_threads=False)
+        self._stacks = deque[str](maxlen=4)  # of what runs, the newest first
+        # A handler in Python runs in this thread, after a call that kept the interpreter. One of
+        # faulthandler would not wait for its end, but crashes where a frame is just being made.
+        signal.signal(signal.SIGALRM, self._take)
 
     def piece(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, watched; a piece within a piece counts to the outer one."""
@@ -156,16 +160,19 @@ class Watchdog:
             seconds = LOOK_SECONDS if is_on else 0.0
             signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
 
+    def _take(self, signal_number: int, frame: FrameType | None) -> None:
+        """Keep the stack of what was running."""
+        lines = (
+            f'  File "{one.f_code.co_filename}", line {number} in {one.f_code.co_name}\n'
+            for one, number in islice(walk_stack(frame), 8)
+        )
+        self._stacks.appendleft("".join(lines))
+
     def _taken(self) -> str:
-        """The heads of the newest stacks since the last call, the newest first."""
-        size = os.lseek(self._stacks, 0, os.SEEK_CUR)
-        if not size:
-            return ""
-        told = os.pread(self._stacks, size, 0).decode(errors="replace")
-        os.lseek(self._stacks, 0, os.SEEK_SET)
-        os.ftruncate(self._stacks, 0)
-        stacks = [part.splitlines()[1:9] for part in told.split("Stack (")[:0:-1]]
-        return "".join(f"  {i + 1}\n" + "\n".join(one) + "\n" for i, one in enumerate(stacks[:4]))
+        """The newest stacks since the last call."""
+        told = "".join(f"  {i + 1}\n{one}" for i, one in enumerate(self._stacks))
+        self._stacks.clear()
+        return told
 
 
 def watch() -> None:

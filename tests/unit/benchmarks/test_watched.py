@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.timeout(120, method="thread")  # the other method needs
 @pytest.fixture
 def dog() -> Iterator[Watchdog]:
     yield Watchdog()
-    faulthandler.unregister(signal.SIGALRM)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 def compute() -> None:
