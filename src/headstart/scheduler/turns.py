@@ -7,7 +7,8 @@ both. On a CPU that saves less than attention costs: it computes whole tiles of 
 answers, 60 rows of a prompt compute the cells of all answers. There the two alternate: each answer
 gets a token after every chunk, as in a shared step. Models with recurrent snapshots also alternate,
 because computing other rows overwrites a draft's snapshots. Images always take turns with the rest,
-because libllama reads either tokens or embeddings in one decode.
+because libllama reads either tokens or embeddings in one decode; the prompt that has read least
+goes first.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Turns:
             prompts, at_images = self._apart(prompts)
         self._was_image = bool(at_images) and not (self._was_image and (answers or prompts))
         if self._was_image:
-            return [], at_images[:1]
+            return [], [min(at_images, key=lambda one: one.num_decoded)]
         if not prompts or not self._are_apart(answers, prompts):
             self._was_prompts = False
             return answers, prompts

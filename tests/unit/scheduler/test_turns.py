@@ -26,6 +26,7 @@ from tests.harness import (
     steps,
     submit_all,
 )
+from tests.pictures import Pictures, with_pictures
 
 from headstart.config import SpeculationConfig
 from headstart.sampling import SamplingParams
@@ -177,6 +178,22 @@ def test_a_prompt_is_read_on_when_the_last_answer_is_cancelled() -> None:
     submit_all(scheduler, [prompt], 3)
     scheduler.cancel("a")
     check(engine, [prompt], play(scheduler, answers=answers))
+
+
+def test_images_of_one_prompt_do_not_keep_another_with_one_from_its_turn() -> None:
+    scheduler = make_scheduler(Model(context_size=512), parallel=2)
+    scheduler.media = Pictures()
+    for name, num in (("many", 20), ("one", 1)):
+        tokens, media = with_pictures([5] * 60, *((2 + 7 * at, 0) for at in range(num)))
+        scheduler.submit(replace(request(name, tokens, 4), media=media))
+    rows = Counter[str]()
+    for record in steps(scheduler):
+        for result in record.results:
+            name = result.plan.sequence.request.request_id
+            rows[name] += result.plan.num_rows
+            if name == "one" and result.emitted:
+                assert rows["many"] < rows["one"] + 20
+                return
 
 
 def active(*scales: float) -> Any:
