@@ -120,9 +120,7 @@ class Committer:
             if request.num_logprobs is not None
             else None
         )
-        started = self._drafting.clock()
         emitted = emit(sequence.sampler, rows, draft, position, sequence.end_tokens, note)
-        self._drafting.note_sampling(len(emitted), started)
         # all but the last; the last too if the turn ended inside the draft
         num_drafted = len(emitted) - 1
         num_drafted += num_drafted < len(draft) and emitted[-1] == draft[num_drafted]

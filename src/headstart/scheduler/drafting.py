@@ -18,7 +18,7 @@ from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.cost import Sample
 from headstart.control.state import StateFile
-from headstart.control.values import FAST, AskedAnswer, DraftCall, Step
+from headstart.control.values import AskedAnswer, DraftCall, Step
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.model_drafting import ask_models
 from headstart.scheduler.offers import GRAMMAR, Candidate, askable, candidate, consider
@@ -38,8 +38,6 @@ from headstart.types import NO_DRAFT, Draft, DraftRequest, Engine
 from headstart.types.request import SpeculativeParams
 
 log = logging.getLogger(__name__)
-
-SAMPLING_SECONDS = 0.003  # of a step, to choose the tokens of drafts
 
 
 class Drafting:
@@ -67,12 +65,11 @@ class Drafting:
         self.unusable = unusable
         self.failure = ""  # of control, if it raised
         self._state = state
-        self.clock = clock
+        self._clock = clock
         everyone = self.speculators.values()
         self._texts = [one for one in everyone if not one.is_model]
         self._models = [one for one in everyone if one.is_model]
         self._reading_ms = 0.0  # control's time for the last record with drafts
-        self._row_seconds = 5e-5  # of choosing a token
         self._begun: dict[int, Sequence] = {}  # by number, those that speculators have begun
         for speculator in everyone:
             if speculator.speculator.scores_are_probabilities:
@@ -110,17 +107,17 @@ class Drafting:
                 self.controller.assign_rows(plan)
             return
         self._describe_step(plan, engine, can_pad=can_pad)
-        started = self.clock()
+        started = self._clock()
         self._ask_texts(plan, answers, may_ask)
-        asked = self.clock()
+        asked = self._clock()
         if self._models:
             ask_models(self._models, may_ask, self.controller, plan, answers)
-        resumed = self.clock()
+        resumed = self._clock()
         self.controller.assign_rows(plan)
         for answer in plan.answers:
             if answer.num_verified < len(answer.draft):
                 _note_reasons(answer)
-        asking = asked - started + self.clock() - resumed
+        asking = asked - started + self._clock() - resumed
         plan.asking_ms = self._reading_ms + 1000.0 * asking
 
     def _may_ask(self, num_answers: int) -> set[str]:
@@ -134,20 +131,10 @@ class Drafting:
 
     def read(self, record: StepRecord) -> None:
         """Update control from a step; the time of that is charged to asking."""
-        started = self.clock()
+        started = self._clock()
         self._tell(self.controller.read, record)
         if record.plan.calls:
-            self._reading_ms = 1000.0 * (self.clock() - started)
-
-    def note_sampling(self, num_rows: int, started: float) -> None:
-        """Learn what it takes to choose a token: log probabilities and masks make it longer."""
-        mean, known = max(1e-6, (self.clock() - started) / num_rows), self._row_seconds
-        # at most doubled, because one may have been interrupted
-        self._row_seconds += min(mean - known, known) if mean > known else FAST * (mean - known)
-
-    def _most_sampled(self) -> int:
-        """Rows of a step from which tokens are chosen: meanwhile, nothing is decoded."""
-        return int(SAMPLING_SECONDS / self._row_seconds)
+            self._reading_ms = 1000.0 * (self._clock() - started)
 
     def _tell(self, work: Callable[..., None], *what: Any) -> None:
         """Do work that uses control, unless it has failed; its errors end drafts, not requests."""
@@ -177,7 +164,7 @@ class Drafting:
             num_rows,
             context,
             max_rows,
-            min(engine.max_outputs, self._most_sampled()),
+            engine.max_outputs,
             can_pad=can_pad,
             is_even=plan.is_even,
             num_reading=plan.num_running - num,

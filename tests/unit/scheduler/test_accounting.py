@@ -212,7 +212,7 @@ def test_where_a_state_cannot_be_kept_a_step_has_one_reason_and_no_draft(every: 
 def test_a_request_with_a_fixed_length_silences_no_speculator_for_others() -> None:
     requests, control = make_requests(4), Controller()
     scheduler = make_scheduler(engine := Model(), [Oracle(engine, requests)], fixed(4), control)
-    scheduler.drafting.clock = Clock()  # asking takes as long as a step
+    scheduler.drafting._clock = Clock()  # asking takes as long as a step
     run(scheduler, requests)
     assert control.may_ask_now("oracle", 1)
 

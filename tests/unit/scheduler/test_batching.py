@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,10 +27,8 @@ from tests.harness import (
 from tests.planted import noted
 
 from headstart.sampling.sampler import Sampler
-from headstart.sampling.verify import emit
-from headstart.scheduler import commit
 from headstart.scheduler.batching import prompt_rows
-from headstart.scheduler.drafting import SAMPLING_SECONDS, limit_drafts
+from headstart.scheduler.drafting import limit_drafts
 from headstart.scheduler.policy import make_policy
 from headstart.scheduler.sequence import Cells
 from headstart.scheduler.step import SequencePlan, StepPlan
@@ -41,41 +38,6 @@ from headstart.types import Batch, CacheKind
 from headstart.types.errors import EngineError
 from headstart.types.request import Request, SpeculativeParams
 from headstart.types.widths import WidthClasses, Widths
-
-
-def test_a_step_drafts_what_its_tokens_can_be_chosen_for_in_a_few_milliseconds(monkeypatch) -> None:
-    """Issue 28: meanwhile nothing is decoded. Log probabilities make each token take longer."""
-    engine, requests = Model(2), make_requests(4, max_tokens=60)
-    scheduler = make_scheduler(engine, [Oracle(engine, requests)], fixed(16))
-    now, chosen = [0.0], list[int]()
-    scheduler.drafting.clock = lambda: now[0]
-
-    def slow(*arguments: Any) -> list[int]:
-        tokens = emit(*arguments)
-        chosen.append(len(tokens))
-        now[0] += 0.0005 * len(tokens)
-        return tokens
-
-    monkeypatch.setattr(commit, "emit", slow)
-    submit_all(scheduler, requests)
-    sizes = []
-    for _ in steps(scheduler):
-        sizes.append(sum(chosen))
-        chosen.clear()
-    assert max(sizes) > 4, "there are drafts"
-    assert max(sizes[8:]) <= SAMPLING_SECONDS / 0.0005
-
-
-def test_one_slow_token_shortens_drafts_by_half_and_not_for_long() -> None:
-    now = [0.0]
-    drafting = make_scheduler(Model(2)).drafting
-    drafting.clock = lambda: now[0]
-    usual = drafting._most_sampled()
-    for seconds, least in ((0.1, usual // 2), *[(0.00005, usual // 2)] * 20):
-        now[0] += seconds
-        drafting.note_sampling(1, now[0] - seconds)
-        assert drafting._most_sampled() >= least
-    assert drafting._most_sampled() >= 0.95 * usual
 
 
 @given(st.integers(1, 300), st.integers(64, 2048))
