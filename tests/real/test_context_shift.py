@@ -206,6 +206,7 @@ def test_a_prompt_that_finds_no_room_is_not_partly_restored_and_nobody_is_alarme
     restore = Offloading.restore
 
     def checked(self: Offloading, stored: StoredPrompt, cells: Cells, wanted: int) -> bool:
+        num_own = cells.length  # may have been decoded with another number of rows than the stored
         is_back = restore(self, stored, cells, wanted)
         outcomes[str(is_back)] += 1
         if not cells.length:
@@ -216,7 +217,7 @@ def test_a_prompt_that_finds_no_room_is_not_partly_restored_and_nobody_is_alarme
         else:
             for block in stored.known(cells.length):
                 saved = engine.save_block(cells.seq_id, block.start, block.end)
-                assert bytes(saved) == bytes(block.data)
+                assert block.start < num_own or bytes(saved) == bytes(block.data)
         return is_back
 
     monkeypatch.setattr(Offloading, "restore", checked)
