@@ -15,7 +15,7 @@ import httpx2
 import pytest
 from tests.images import wav
 from tests.server.fake_worker import INFO, FakeWorker, hello
-from tests.server.server_process import Server
+from tests.server.server_process import Server, until
 from tests.server.serving import serving, serving_models
 
 from headstart.app import stored_prompts
@@ -275,6 +275,8 @@ def test_only_what_may_be_recorded_is_on_the_disk_after_a_stop(tmp_path: Path) -
         post("shut", "/v1/chat/completions", **CHAT, seed=4)
         post("shut", "/v1/responses", input="Hi", max_output_tokens=4, seed=5)  # its default
         post("shut", "/completion", prompt="Hi", n_predict=4, seed=6, store=True)
+    # a server's process ends when its texts are written
+    until(lambda: len(read_texts(folder, ModelId.of(path(TARGET)).digest)) > 1, "two texts")
     found = read_texts(folder, ModelId.of(path(TARGET)).digest)
     tenants = {namespace_of_key(key.encode()): key for key in ("open", "shut")}
     assert {(tenants[text.tenant], text.sampling.seed) for text in found} == {
