@@ -159,9 +159,8 @@ class Projector:
         """
         header = GgufHeader(path)
         self._check_kind(header, path)
-        self.num_pixels = (
-            header.number("clip.vision.image_size") ** 2
-        )  # of an image, in most models
+        # of an image, in most models
+        self.num_pixels = header.number("clip.vision.image_size") ** 2
         params = api.mtmd_context_params_default()
         params.use_gpu = images.mmproj_offload and config.gpu_layers != 0
         params.print_timings, params.media_marker = False, _MARKER
