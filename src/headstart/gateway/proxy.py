@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import urlsplit
 
+import orjson
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
@@ -119,8 +120,9 @@ class Proxy:
     ) -> None:
         """Relay the answer piece by piece; `tap` sees each piece after it was sent.
 
-        If the backend fails, a stream of events ends with an error event; any other body stays
-        incomplete, which clients notice. When the client disconnects, so does the backend.
+        If the backend fails, a stream of events ends with an error event, one of lines with an
+        error line; any other body stays incomplete, which clients notice. When the client
+        disconnects, so does the backend.
         """
         try:
             with suppress(ClientDisconnect):
@@ -184,6 +186,7 @@ async def _relay(answer: Connection, send: Send, tap: Callable[[bytes], None] | 
     # our server writes its own date and server
     headers = _end_to_end(answer.headers, HOP_BY_HOP | {b"date", b"server"})
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    piece = b"\n"
     try:
         while piece := await answer.read():
             await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -191,10 +194,14 @@ async def _relay(answer: Connection, send: Send, tap: Callable[[bytes], None] | 
                 tap(piece)
     except BackendError as error:
         log_failure(error)
-        if not answer.is_event_stream:
+        # line breaks end an event or a line that was cut, or the error would become part of it
+        if answer.is_event_stream:
+            end = b"\n\n" + sse_event(error_body(error))
+        elif "application/x-ndjson" in answer.media_type:  # Ollama's; clients refuse empty lines
+            line = orjson.dumps({"error": str(error)}) + b"\n"
+            end = line if piece.endswith(b"\n") else b"\n" + line
+        else:
             return
-        # the blank line ends an event that was cut, or this one would become part of it
-        end = b"\n\n" + sse_event(error_body(error))
         await send({"type": "http.response.body", "body": end, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -27,6 +27,12 @@ REFUSED = (
 )
 
 
+def cut_lines(sent: bytes) -> bytes:
+    """What a server writes that ends within an answer of lines, as Ollama's streams are."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\n"
+    return head + b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n" % (len(sent), sent)
+
+
 def note_threads(patch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[bool]:
     """For each call of this function, whether it was in the event loop's thread."""
     loop = threading.get_ident()

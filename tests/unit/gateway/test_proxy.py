@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import httpx2
 import pytest
 from starlette.requests import ClientDisconnect, Request
-from tests.unit.gateway.backends import running, writing
+from tests.unit.gateway.backends import cut_lines, running, writing
 
 from headstart.gateway import proxy as proxy_module
 from headstart.gateway.proxy import Backend, Proxy
@@ -199,6 +199,13 @@ async def test_a_body_that_breaks_off_is_not_taken_for_a_whole_one() -> None:
     async with writing(CUT_OFF, closes=True) as backend:
         with pytest.raises(httpx2.RemoteProtocolError):
             await ask(in_front_of(backend.url))
+
+
+@pytest.mark.parametrize(("sent", "added"), [(b'{"a": 1}\n', b""), (b'{"a":', b"\n")])
+async def test_a_stream_of_lines_that_breaks_off_ends_with_an_error_line(sent, added) -> None:
+    async with writing(cut_lines(sent), closes=True) as backend:
+        answer = await ask(in_front_of(backend.url))
+    assert answer.content == sent + added + b'{"error":"the model broke off its answer"}\n'
 
 
 async def test_a_silent_server_is_given_up_after_the_time_limit() -> None:

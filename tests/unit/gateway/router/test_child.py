@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -10,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.gateway.backends import cut_lines, writing
 from tests.unit.gateway.router.fakes import FakeStore, cached, loaded, preset, use
-from tests.unit.gateway.router.test_app import router
+from tests.unit.gateway.router.test_app import NAMED, router
 
 from headstart.gateway.router import child, downloads
 from headstart.gateway.router.child import ChildProcess
@@ -218,3 +220,11 @@ async def test_a_removed_model_is_unloaded_and_gone() -> None:
         kept = await client.delete("/models", params={"model": "a"})
         assert (kept.status_code, "was not downloaded" in kept.text) == (400, True)
         assert (await client.delete("/models", params={"model": "x"})).status_code == 404
+
+
+async def test_a_kept_stream_of_lines_ends_with_an_error_line_when_its_model_dies() -> None:
+    line = b'{"done": false}\n'
+    async with writing(cut_lines(line), closes=True) as model, router("a") as routed:
+        routed.children.url = model.url
+        answer = await routed.client.post("/api/chat", json={"model": "a"}, headers=NAMED)
+    assert json.loads(answer.content.removeprefix(line)) == {"error": "a broke off its answer"}
