@@ -79,6 +79,11 @@ class Connection(asyncio.Protocol):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     @property
+    def first_piece(self) -> bytes:
+        """What `read` returns first, as far as it has arrived."""
+        return self._pieces[0] if self._pieces else b""
+
+    @property
     def _has_head(self) -> bool:
         return self.status >= 200  # below are interim answers
 

@@ -72,6 +72,8 @@ INERT = {
     "Content-Security-Policy": "sandbox; default-src 'none'",
     "X-Content-Type-Options": "nosniff",
 }
+# begins OpenAI's message, by which the load balancer knows that another server may have it
+UNKNOWN_RESPONSE = "Previous response with id"
 # the first `type` of each status
 TYPES = {status: type for status, type, _ in reversed(ANSWERS)}
 

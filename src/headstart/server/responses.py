@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from headstart.server.body import read_body
 from headstart.server.chat import answer_chat, count_chat_tokens
-from headstart.server.errors import ApiError, shorten
+from headstart.server.errors import UNKNOWN_RESPONSE, ApiError, shorten
 from headstart.server.response_dialect import ResponsesBody, ResponsesDialect, chat_body
 from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody
@@ -219,7 +219,7 @@ def _before(http: HttpRequest, body: ResponsesBody) -> StoredResponse | None:
     before = _store_of(http).get(tenant, body.previous_response_id)
     if before is None:
         raise RequestError(
-            f"Previous response with id {shorten(body.previous_response_id)} not found: it was not "
+            f"{UNKNOWN_RESPONSE} {shorten(body.previous_response_id)} not found: it was not "
             "stored, was deleted, or made room for newer ones; send the conversation as input"
         )
     return before

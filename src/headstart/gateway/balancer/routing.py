@@ -23,7 +23,7 @@ from headstart.gateway.balancer.replica import Flight, Replica
 from headstart.gateway.proxy import Backend, Proxy
 from headstart.gateway.upstream import Connection
 from headstart.server.body import off_loop
-from headstart.server.errors import ApiError
+from headstart.server.errors import UNKNOWN_RESPONSE, ApiError
 from headstart.server.threads import unless_left
 from headstart.structures.tenants import caller_of
 from headstart.types.errors import BackendError, CapacityError
@@ -85,8 +85,8 @@ class Routing:
         failure: BackendError | None = None
         may_crash = 1  # a request that ends one server may end them all
         is_busy = False
-        # an unhealthy replica may have a stored response; a 400 may be the body's own fault
-        is_sure = bool(asked.text) or all(one.is_healthy for one in self._fleet.replicas.values())
+        # an unhealthy replica may have a stored response
+        is_sure = all(one.is_healthy for one in self._fleet.replicas.values())
         num_tries = len(replicas) if asked.needs else 1 + self._options.retries
         wants_first = http.method not in ("GET", "HEAD")
         for replica in replicas[:num_tries]:
@@ -114,7 +114,7 @@ class Routing:
             is_busy |= answer.status == 503
             # then another may have the response; what the last one answers holds for all
             is_last = replica is replicas[-1] and is_sure and not is_busy and failure is None
-            is_elsewhere = bool(asked.needs) and answer.status in (400, 404) and not is_last
+            is_elsewhere = bool(asked.needs) and _is_unknown(answer) and not is_last
             if answer.status != 503 and not is_elsewhere:
                 flight.has_begun = True
                 return flight, answer
@@ -140,6 +140,12 @@ class Routing:
             f"try again in {seconds} s",
             retry_after=seconds,
         )
+
+
+def _is_unknown(answer: Connection) -> bool:
+    """Whether a replica says that it does not have the stored response."""
+    says_so = answer.status == 400 and UNKNOWN_RESPONSE.encode() in answer.first_piece
+    return answer.status == 404 or says_so
 
 
 def _key_headers(scope: Scope) -> dict[str, str]:

@@ -42,6 +42,7 @@ class Scripted:
         self.may_answer = asyncio.Event()
         self.may_answer.set()
         self.stored = "none"
+        self.refusal = ""  # of what it does not know
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
         self.chats: list[dict] = []
@@ -54,7 +55,9 @@ class Scripted:
             known = scope["path"] in ("/health", "/metrics", "/who")
             known |= self.stored in scope["path"]
             is_busy = self.stored in scope["path"] and self.status == 503
-            await self._send(send, 503 if is_busy else 200 if known else 404, [b"{}"])
+            unknown = 400 if self.refusal else 404
+            said = [(self.refusal or "{}").encode()]
+            await self._send(send, 503 if is_busy else 200 if known else unknown, said)
             return
         self.chats.append(await Request(scope, receive).json())
         self.keys.append(headers.get(b"authorization", b"").decode() or None)
@@ -311,14 +314,27 @@ async def test_a_stored_response_of_an_unhealthy_replica_is_not_called_unknown()
 
 
 @pytest.mark.parametrize(
-    ("path", "more"),
-    [("responses", {"previous_response_id": "resp-1"}), ("responses/input_tokens", {})],
+    ("path", "more", "said", "status"),
+    [
+        (
+            "responses",
+            {"previous_response_id": "r"},
+            "Previous response with id 'r' not found",
+            503,
+        ),
+        ("responses", {"previous_response_id": "r"}, "temperature is 'hot'", 400),
+        ("responses/input_tokens", {}, "", 404),
+    ],
 )
-async def test_what_is_wrong_with_a_body_is_passed_on_though_a_replica_is_unhealthy(path, more):
-    async with routed(Scripted(), Scripted()) as (client, fleet):
+async def test_what_is_wrong_with_a_body_is_passed_on_though_a_replica_is_unhealthy(
+    path, more, said, status
+):
+    both = Scripted(), Scripted()
+    both[1].refusal = said
+    async with routed(*both) as (client, fleet):
         fleet.replicas["b0"].lose("it restarts")
         answer = await client.post(f"/v1/{path}", json={"input": "hi", **more})
-        assert answer.status_code == 404  # as the other replica answers
+        assert answer.status_code == status  # 503: the unhealthy one may have the response
 
 
 async def test_without_a_backend_health_says_so_and_requests_get_503() -> None:
