@@ -7,8 +7,8 @@ both. On a CPU that saves less than attention costs: it computes whole tiles of 
 answers, 60 rows of a prompt compute the cells of all answers. There the two alternate: each answer
 gets a token after every chunk, as in a shared step. Models with recurrent snapshots also alternate,
 because computing other rows overwrites a draft's snapshots. Images always take turns with the rest,
-because libllama reads either tokens or embeddings in one decode; the prompt that has read least
-goes first.
+because libllama reads either tokens or embeddings in one decode. Those of several prompts take
+turns too, newest first, so that prompts that come meanwhile wait for the next round.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Turns:
         self._tile = attention_tile if prefill_chunk >= attention_tile else 1
         self._has_snapshots = engine.cache_kind is CacheKind.ROLLBACK
         self._was_prompts = self._was_image = False  # what the last step was limited to
+        self._last_image = 0  # number of the sequence that had one last
         self._awaited: list[LoadedChunk] = []  # images being encoded
 
     def choose(self, running: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
@@ -54,7 +55,9 @@ class Turns:
             prompts, at_images = self._apart(prompts)
         self._was_image = bool(at_images) and not (self._was_image and (answers or prompts))
         if self._was_image:
-            return [], [min(at_images, key=lambda one: one.num_decoded)]
+            chosen = max(at_images, key=lambda one: (one.number < self._last_image, one.number))
+            self._last_image = chosen.number
+            return [], [chosen]
         if not prompts or not self._are_apart(answers, prompts):
             self._was_prompts = False
             return answers, prompts

@@ -196,6 +196,19 @@ def test_images_of_one_prompt_do_not_keep_another_with_one_from_its_turn() -> No
                 return
 
 
+def test_an_image_late_in_a_prompt_has_its_turn_while_prompts_with_early_ones_come() -> None:
+    scheduler = make_scheduler(Model(context_size=512), parallel=3)
+    scheduler.media = Pictures()
+    tokens, media = with_pictures([5] * 200, (150, 0))
+    scheduler.submit(replace(request("late", tokens, 1), media=media))
+    for num in range(1, 100):
+        tokens, media = with_pictures([num % 29, num % 23, 5], (1, 0))
+        submit_all(scheduler, [replace(request(f"early{num}", tokens, 1), media=media)], 2)
+        if "late" in [event.request_id for event in scheduler.take_events()]:
+            return
+    raise AssertionError("it never has it")
+
+
 def active(*scales: float) -> Any:
     return sequence_of(Request(request_id="r", prompt=(1,), adapters=scales))
 
