@@ -133,6 +133,7 @@ def test_a_listener_that_is_slow_skips_states() -> None:
             listeners.tell(number)
         seen = [await anext(stream)]
         listeners.close()
+        listeners.tell(1000)  # before the listener has read that this is the end
         return [*seen, *[one async for one in stream]]
 
     assert asyncio.run(asyncio.wait_for(listen(), 5)) == [sse.event(999)]

@@ -54,7 +54,9 @@ class Broadcast:
         return queue
 
     def tell(self, data: Any) -> None:
-        """Send an event to all listeners."""
+        """Send an event to all listeners; none after the last, which it could replace."""
+        if self._is_over:
+            return
         for queue in self._queues:
             if queue.full():
                 queue.get_nowait()
@@ -62,8 +64,8 @@ class Broadcast:
 
     def close(self) -> None:
         """End all streams, which would keep the server from ending."""
-        self._is_over = True
         self.tell(None)
+        self._is_over = True
 
     def response(
         self, scope: Scope, first: Callable[[], bytes] = lambda: PING
