@@ -75,6 +75,10 @@ def check(config: Config) -> None:
     cpus_of(config.engine)
     default_constraint(config.sampling)
     template_by_hand(config.server)
+    if config.speculation.spec_state:
+        from headstart.app.saved_control import named_file
+
+        named_file(config, {})
 
 
 def build_scheduler(

@@ -38,24 +38,41 @@ def load_control(config: Config, models: Models) -> tuple[Controller, StateFile 
         files["heads" if drafter.num_heads else "draft model"] = drafter.path
     for path in files.values():
         check_file(path)
-    controller, named = Controller(), config.speculation.spec_state
-    if named == "none":
+    controller = Controller()
+    if config.speculation.spec_state == "none":
         return controller, None, ""
     ids = {part: ModelId.of(file) for part, file in files.items()}
-    path = _default_file(config, models.target.stem, ids) if named is None else Path(named)
-    file = StateFile(path, ids)
-    try:
-        file.check(replaces_others=named is None)
-    except OSError as error:
-        if named is not None:
-            raise ConfigError(
-                f"--spec-state {path} cannot be written: {error.strerror or error}; name another "
-                "file, or none"
-            ) from error
-        log.warning("what control learns will not be kept: %s: %s", path, error.strerror or error)
+    file = named_file(config, ids)
+    if file is None:
+        file = StateFile(_default_file(config, models.target.stem, ids), ids)
+        try:
+            file.check(replaces_others=True)
+        except OSError as error:
+            why_not = error.strerror or error
+            log.warning("what control learns will not be kept: %s: %s", file.path, why_not)
     if reason := controller.load(file):
-        log.warning("what control learned is not used: %s: %s", path, reason)
+        log.warning("what control learned is not used: %s: %s", file.path, reason)
     return controller, file, reason
+
+
+def named_file(config: Config, models: Mapping[str, ModelId]) -> StateFile | None:
+    """The file that `--spec-state` names; `models` are empty while they are not known.
+
+    Raises:
+        ConfigError: it was learned for others or cannot be written.
+    """
+    path = config.speculation.spec_state
+    if path in (None, "none"):
+        return None
+    file = StateFile(Path(path), models)
+    try:
+        file.check()
+    except OSError as error:
+        raise ConfigError(
+            f"--spec-state {path} cannot be written: {error.strerror or error}; name another "
+            "file, or none"
+        ) from error
+    return file
 
 
 def _default_file(config: Config, name: str, ids: Mapping[str, ModelId]) -> Path:

@@ -60,7 +60,8 @@ class StateFile:
         self._models = {part: [model.digest, model.name] for part, model in both.items()}
 
     def check(self, *, replaces_others: bool = False) -> None:
-        """Check that it can be written; a new one is, so that servers of other models refuse it.
+        """Check that it can be written. A new one is once its models are known, so that servers of
+        others refuse it.
 
         `replaces_others`: a file that we did not write may be replaced.
 
@@ -72,10 +73,13 @@ class StateFile:
         if not replaces_others and self.path.exists() and not _is_ours(self.path):
             reason = "it is not what headstart writes and would be replaced"
             raise OSError(errno.EINVAL, reason, str(self.path))
-        for place in (self.path, self.path.resolve().parent):
+        folder = next(one for one in self.path.resolve().parents if one.exists())
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+        for place in (self.path, folder):
             if place.exists() and not os.access(place, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
-        if not self.path.exists():
+        if self._models and not self.path.exists():
             self.write({})
 
     def write(self, state: Mapping[str, Any]) -> None:

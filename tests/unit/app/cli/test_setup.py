@@ -193,6 +193,8 @@ def config(*argv: str) -> Config:
             ["--chat-template-file", "/nowhere/template"],
             "--chat-template-file /nowhere/template cannot be read",
         ),
+        (["--spec-state", __file__], "cannot be written: it is not what headstart writes"),
+        (["--spec-state", f"{__file__}/a/b"], "b cannot be written: Not a directory"),
     ],
 )
 def test_a_mistake_is_found_before_anything_is_loaded(argv: list[str], says: str) -> None:
@@ -216,6 +218,11 @@ def test_a_mistake_is_found_before_anything_is_loaded(argv: list[str], says: str
 )
 def test_what_may_work_passes_without_a_look_at_the_models(argv: list[str]) -> None:
     check(config(*argv))
+
+
+def test_a_file_for_what_control_learns_is_not_made_before_its_models_are_known(tmp_path: Path):
+    check(config("--spec-state", str(tmp_path / "new")))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_template_file_is_read(tmp_path: Path) -> None:
