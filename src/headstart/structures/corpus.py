@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -137,6 +138,7 @@ class SuffixCorpus:
     def __init__(self, capacity: int = 2_000_000, store: TextStore | None = None) -> None:
         self._capacity = capacity
         self._texts: dict[bytes, _NamespaceTexts] = {}
+        self._sizes = list[tuple[int, bytes]]()  # tokens and namespace, the largest last
         self.unfinished: dict[bytes, None] = {}  # with unlinked tokens, the next first
         self._num_added = 0  # total tokens ever added
         self._num_tokens = self.num_texts = self.num_bytes = 0  # over all namespaces
@@ -182,7 +184,7 @@ class SuffixCorpus:
         if row is None and not is_private:
             row = self._store_text(key, part)
         self._texts[key] = texts
-        with self._counted(texts):
+        with self._counted(key):
             texts.add(part, [*marks, mark], row)
         before = texts.num_before
         kept = key, before + texts.texts[-1][0], before + len(texts.index)
@@ -199,8 +201,8 @@ class SuffixCorpus:
         if key is None:
             return
         del self.unfinished[key]
-        if (texts := self._texts.get(key)) is not None:
-            with self._counted(texts):
+        if key in self._texts:
+            with self._counted(key) as texts:
                 if texts.go_on(num_tokens):
                     self.unfinished[key] = None
         self._make_room()
@@ -211,8 +213,8 @@ class SuffixCorpus:
         for _ in range(_MOST_DROPPED):
             if self._num_tokens <= self._capacity:
                 break
-            key, texts = max(self._texts.items(), key=lambda item: item[1].num_tokens)
-            with self._counted(texts):
+            _, key = self._sizes[-1]
+            with self._counted(key) as texts:
                 row = texts.drop_oldest()
             rows += () if row is None else (row,)
             self.unfinished[key] = None
@@ -225,11 +227,17 @@ class SuffixCorpus:
                 self._give_up(self._store, error)
 
     @contextmanager
-    def _counted(self, texts: _NamespaceTexts) -> Iterator[None]:
-        """Keep the totals over all namespaces right while one of them changes."""
+    def _counted(self, key: bytes) -> Iterator[_NamespaceTexts]:
+        """Keep totals and sizes right while this namespace changes."""
+        texts = self._texts[key]
         before = (texts.num_tokens, len(texts.texts), texts.num_bytes)
-        yield
-        self._num_tokens += texts.num_tokens - before[0]
+        yield texts
+        if (num_tokens := texts.num_tokens) != before[0]:
+            self._num_tokens += num_tokens - before[0]
+            if before[0]:
+                del self._sizes[bisect_left(self._sizes, (before[0], key))]
+            if num_tokens:
+                insort(self._sizes, (num_tokens, key))
         self.num_texts += len(texts.texts) - before[1]
         self.num_bytes += texts.num_bytes - before[2]
 

@@ -25,7 +25,7 @@ from headstart.speculators.ngram_cache import NgramCacheSpeculator
 from headstart.speculators.suffix import SuffixSpeculator
 from headstart.structures import corpus as corpus_module
 from headstart.structures import suffix_index
-from headstart.structures.corpus import SIZES, KeptText, SuffixCorpus
+from headstart.structures.corpus import SIZES, KeptText, SuffixCorpus, _key_of
 from headstart.structures.suffix_index import SEPARATOR, SuffixIndex, _Chains
 from headstart.structures.text_store import TextStore
 from headstart.structures.vocabulary_id import VocabularyId
@@ -84,7 +84,7 @@ class Unread(dict[bytes, Any]):
     values = items = __iter__  # type: ignore[assignment]
 
 
-def test_sums_are_told_without_a_look_at_every_namespace() -> None:
+def test_sums_are_told_and_room_is_made_without_a_look_at_every_namespace() -> None:
     corpus = SuffixCorpus(capacity=1000)
     for turn in range(100):
         corpus.add([turn * 50 + i for i in range(50)], f"tenant {turn % 7}")
@@ -97,6 +97,8 @@ def test_sums_are_told_without_a_look_at_every_namespace() -> None:
     told = speculator.describe()
     assert told["corpus_tokens"] == len(corpus)
     assert (told["corpus_texts"], told["corpus_bytes"]) == (corpus.num_texts, corpus.num_bytes)
+    corpus.add(range(999), "tenant 1")
+    assert len(corpus) <= 1000
 
 
 def test_a_step_puts_few_tokens_in_order_however_long_a_text_is(monkeypatch) -> None:
@@ -318,7 +320,7 @@ class Twin:
         held = Held(part, {*(text[:end] for end in ends), part} - known)
         self.texts.setdefault(name, []).append(held)
         while self.size > self.capacity:
-            fullest = max(self.texts, key=self.size_of)
+            fullest = max(self.texts, key=lambda name: (self.size_of(name), _key_of(name)))
             del self.texts[fullest][0]
             if not self.texts[fullest]:
                 del self.texts[fullest]
