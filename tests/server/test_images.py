@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import struct
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -46,6 +47,13 @@ KINDS = {
     "webp": saved("WEBP"),
     "bmp": saved("BMP"),
 }
+
+
+def bmp_of_runs(width: int, height: int, runs: bytes) -> bytes:
+    place = 14 + 40 + 1024  # of the runs, behind two heads and a palette
+    head = b"BM" + struct.pack("<IHHI", place + len(runs), 0, 0, place)
+    head += struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(runs), 0, 0, 256, 0)
+    return head + bytes(1024) + runs
 
 
 @pytest.fixture
@@ -133,6 +141,7 @@ def test_files_are_read_from_the_folder_for_them_alone(client: httpx2.Client) ->
         (picture(1)[:40], "damaged"),
         (png(1 << 14, 1 << 14, b""), "at most 67108864"),
         (b"RIFF....WEBPVP8 " + bytes(30), "WebP|damaged"),
+        (bmp_of_runs(1 << 20, 1, b"\0\2\0\x40"), "run lengths"),  # skips 64 rows of a MB each
     ],
 )
 def test_what_is_no_image_is_a_clear_error(client: httpx2.Client, image, says) -> None:

@@ -16,6 +16,7 @@ from headstart.types.errors import RequestError
 
 MOST_BYTES = 20 << 20  # of a file
 MOST_PIXELS = 64 << 20  # 200 MB decoded
+_RUN_LENGTHS = 1, 2  # kinds of compression of a BMP
 LEAST_SECONDS, MOST_SECONDS = 0.1, 600.0  # of audio; some projectors process it as a whole
 RATES = range(4_000, 400_000)  # samples per second
 # of MP3, for MPEG 1, then for MPEG 2 and 2.5
@@ -60,6 +61,11 @@ def as_png_or_jpeg(data: bytes) -> bytes:
                 raise RequestError(
                     f"an image has {image.width} x {image.height} pixels but at most {MOST_PIXELS} "
                     "are taken; send a smaller one"
+                )
+            # Pillow takes gigabytes for a few bytes of these, before it looks at the image's size
+            if image.format == "BMP" and image.info["compression"] in _RUN_LENGTHS:
+                raise RequestError(
+                    "an image is a BMP of run lengths (RLE), which is not read; send it as PNG"
                 )
             if image.format == "JPEG" and data.count(b"\xff\xda") <= 100:  # each scan is a pass
                 return data
