@@ -6,6 +6,7 @@ import asyncio
 import json
 import queue
 import threading
+import tracemalloc
 from base64 import b64decode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -102,6 +103,16 @@ def test_no_more_of_a_local_file_is_read_than_may_be_used(tmp_path: Path) -> Non
     assert len(held) == MOST_BYTES + 1
     with pytest.raises(RequestError, match=f"but at most {MOST_BYTES} are taken"):
         safe_file(held)
+
+
+def test_wrapped_base64_takes_as_much_memory_as_a_few_copies_of_it() -> None:
+    """A piece for each word took 25 times as much."""
+    data = "ab " * 100_000
+    tracemalloc.start()
+    assert len(_file_of(data, ServerConfig())) == 150_000
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 4 * len(data)
 
 
 def request_of(tenant: str, service: Service) -> Any:

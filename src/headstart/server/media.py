@@ -175,9 +175,10 @@ def _file_of(url: str, config: ServerConfig) -> bytes:
                 f"{shorten(kind)} is no image or sound; a data URL begins with "
                 "data:image/png;base64, or another kind of these"
             )
-    data = "".join(data.split())  # programs wrap it, and some leave out the padding
     try:
-        return base64.b64decode(data + "=" * (-len(data) % 4), validate=True)
+        # programs wrap it, and some leave out the padding
+        bare = data.encode("ascii").translate(None, b" \t\r\n")
+        return base64.b64decode(bare + b"=" * (-len(bare) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
         raise RequestError(f"an image or a sound is not valid base64: {error}") from error
 
