@@ -11,7 +11,8 @@ equal to the first one. A watchdog in the engine (`lib/watched.py`) sees what ho
 A row at times: calls, answers by class, answers that changed, requests lost without a kill that
 explains it, memory and open files of both processes, and the longest that /health and a single
 request of the polite tenants took. The exit code is 1 if anything is lost, changed or stuck, or had
-the loop's processor for longer than a step may wait, which is printed with its stack.
+the loop's processor for longer than a step may wait, which is printed with its stack, more often
+than the machine explains.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from benchmarks.lib.processes import children, megabytes, read
-from benchmarks.lib.watched import Reads, page_seconds, tell_stalls
+from benchmarks.lib.watched import page_seconds, tell_stalls
 
 from headstart.extras.bench.client import Client, running
 from headstart.extras.bench.report import table_head, table_row
@@ -276,10 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command += ["--slot-save-path", str(folder / "slots")]
         environment = os.environ | {"HEADSTART_CACHE": name}
         with running(command, log, POLITE[0], environment) as client:
-            reads = Reads()
-            reads.start()
             code = _soak(client, options)
-            print(reads.tell())
     return tell_stalls(log.read_text(errors="replace"), page_seconds()) or code
 
 

@@ -9,12 +9,14 @@ LOOK_SECONDS. Neither counts while the thread waits for a processor, in libllama
 model drafts, whose time control weighs, or while a state is copied that libllama only copies as a
 whole, as with `--exact`; nor does the first use of one huge page: 0.2 ms, but 5 to 13 ms in a
 virtual machine whose host takes back what is free. Such a machine can also make work that is always
-the same take up to a hundred times as long: `Reads` counts how often. Linux only: reads
-/proc/self/task/TID/schedstat.
+the same take up to a hundred times as long. How often is measured: after each piece the same thread
+reads the same places of memory, and the loop fails if it was over LIMIT more often for each second
+of processor time than these reads. Linux only: reads /proc/self/task/TID/schedstat.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import re
@@ -23,7 +25,6 @@ import signal
 import sys
 import threading
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
@@ -36,7 +37,8 @@ from numpy.typing import NDArray
 
 LIMIT = 0.005  # seconds
 LOOK_SECONDS = 0.004  # between two looks at what runs: each takes a tenth of a millisecond
-READ_SECONDS = 0.005  # between two times that the same memory is read
+CHANCE = 0.01  # of so many slow pieces, below which they are held to be the loop's own
+TELL_SECONDS = 10.0  # between two lines with the seconds of all pieces and of all reads
 MARK = "watchdog:"  # in front of each line in the log
 NO_STACK = "  no stack\n"
 
@@ -52,36 +54,6 @@ def page_seconds() -> float:
             memory[start] = 1
             seconds.append(time.thread_time() - began)
     return max(seconds)
-
-
-class Reads(threading.Thread):
-    """Reads the same places of memory again and again, beside a run: how much longer the machine
-    makes work that is always the same, in processor time. Stops when it is asked.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self._memory = np.ones(64 << 20, np.uint8)
-        self._places = np.random.default_rng(0).integers(0, len(self._memory), 4000)
-        self._seconds = array("f")
-        self._ending = threading.Event()
-
-    def run(self) -> None:
-        while not self._ending.wait(READ_SECONDS):
-            began = time.thread_time()
-            self._memory.take(self._places)
-            self._seconds.append(time.thread_time() - began)
-
-    def tell(self) -> str:
-        """Stop, and say how long it took."""
-        self._ending.set()
-        self.join()
-        seconds = np.array(self._seconds)
-        return (
-            f"{len(self._places)} reads of memory took {1000 * np.median(seconds):.2f} ms in the "
-            f"median, {1000 * seconds.max():.1f} at most; {np.sum(seconds > LIMIT)} of "
-            f"{len(seconds)} times over {1000 * LIMIT:g}"
-        )
 
 
 class Times:
@@ -110,6 +82,10 @@ class Watchdog:
         self._decoding = np.zeros(3)  # of all decodes
         self._is_decoding = False
         self._stacks = deque[str](maxlen=4)  # of what runs, the newest first
+        self._memory = np.ones(64 << 20, np.uint8)
+        self._places = np.random.default_rng(0).integers(0, len(self._memory), 4000)
+        self._totals = np.zeros(3)  # seconds of pieces, of reads, and reads over LIMIT: since told
+        self._told = time.monotonic()
         # A handler in Python runs in this thread, after a call that kept the interpreter. One of
         # faulthandler would not wait for its end, but crashes where a frame is just being made.
         signal.signal(signal.SIGALRM, self._take)
@@ -134,8 +110,20 @@ class Watchdog:
                     own, busy, pages = seconds * (1000, 1000, 1)
                     head = f"{MARK} {name} {own:.1f} {busy:.1f} {pages:.0f} {what}"
                     print(f"{head}\n{stacks or NO_STACK}", file=sys.stderr)
+                self._compare(seconds[1])
 
         return watched
+
+    def _compare(self, piece_seconds: float) -> None:
+        """Read the memory, and log the totals at times; after a piece that took so long."""
+        began = time.thread_time()
+        self._memory.take(self._places)
+        seconds = time.thread_time() - began
+        self._totals += piece_seconds, seconds, seconds > LIMIT
+        if time.monotonic() - self._told > TELL_SECONDS:
+            pieces, reads, over = self._totals
+            print(f"{MARK} totals {pieces:.6f} {reads:.6f} {over:.0f}", file=sys.stderr)
+            self._totals[:], self._told = 0.0, time.monotonic()
 
     def decode(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, whose time does not count."""
@@ -200,28 +188,45 @@ def watch() -> None:
 
 
 def tell_stalls(log: str, page: float = 0.0) -> int:
-    """Print what held up the loop; 1 if anything had its processor for more than LIMIT, or LIMIT
-    and `page` seconds where it used new memory.
+    """Print what held up the loop; 1 if pieces had its processor for more than LIMIT, or LIMIT and
+    `page` seconds where they used new memory, more often than chance allows at the rate of reads.
     """
     stalls: dict[str, list[tuple[float, float, str]]] = {}  # milliseconds, and the stack
+    totals = np.zeros(3)
     for part in log.split(MARK)[1:]:
         head, _, rest = part.partition("\n")
+        name, *numbers = head.split()
+        if name == "totals":
+            totals += [float(one) for one in numbers]
+            continue
         stack = rest[: match.start()] if (match := re.search(r"^\S", rest, re.M)) else rest
-        name, own, busy, pages, *what = head.split()
+        own, busy, pages, *what = numbers
         places = re.findall(r'File ".*?/([^/]+/[^/]+)", line (\d+)', stack)
         key = " ".join((name, *what, ":".join(places[0]) if places else "?"))
         computed = float(busy) - 1000 * page * (pages != "0")
         stalls.setdefault(key, []).append((computed, float(own), stack))
     print(f"\na page of memory that is new to the machine takes {1000 * page:.1f} ms")
     print("held up the loop: times, milliseconds without pages, and with them and all waits")
-    code = 0
     for key, times in sorted(stalls.items()):
         most, _, stack = max(times)
         print(f"{key}: {len(times)} times, {most:.1f}, {max(one for _, one, _ in times):.1f}")
         if most > 1000 * LIMIT:
-            code = 1
             print(stack)
-    return code
+    pieces, reads, over = totals
+    slow = sum(one > 1000 * LIMIT for times in stalls.values() for one, _, _ in times)
+    limit = 1000 * LIMIT
+    print(f"over {limit:g} ms of processor: {slow} pieces in {pieces:.0f} s of pieces, and")
+    print(f"{over:.0f} reads, which are always the same, in {reads:.0f} s of reads")
+    if not (slow and reads):
+        return int(slow > 0)
+    # with equal rates, each of the slow ones is a piece with the chance that a second is a piece's
+    both, share = slow + int(over), pieces / (pieces + reads)
+    ways = [math.log(math.comb(both, n)) for n in range(slow, both + 1)]
+    chances = [
+        math.exp(way + n * math.log(share) + (both - n) * math.log(1 - share))
+        for n, way in enumerate(ways, slow)
+    ]
+    return int(sum(chances) < CHANCE)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.lib.watched import LIMIT, Reads, Watchdog, page_seconds, tell_stalls
+from benchmarks.lib import watched
+from benchmarks.lib.watched import LIMIT, Watchdog, page_seconds, tell_stalls
 
 pytestmark = pytest.mark.timeout(120, method="thread")  # the other method needs SIGALRM, too
 
@@ -56,14 +57,18 @@ def test_the_first_use_of_one_page_does_not_count() -> None:
     assert 0.0 < page_seconds() < 1.0
 
 
-def test_work_that_is_always_the_same_is_timed_beside_a_run() -> None:
-    reads = Reads()
-    reads.start()
-    while len(reads._seconds) < 3:
-        time.sleep(0.01)
-    words = reads.tell()
-    assert not reads.is_alive()
-    assert "4000 reads of memory took" in words
+@pytest.mark.parametrize(("slow_reads", "code"), [(0, 1), (1, 1), (8, 0)])
+def test_slow_pieces_fail_unless_work_that_is_always_the_same_is_slow_as_often(slow_reads, code):
+    slow = "watchdog: plan 0.0 6.0 0 \n  no stack\n" * 40
+    assert tell_stalls(f"{slow}watchdog: totals 50.0 10.0 {slow_reads}\n") == code
+
+
+def test_what_pieces_and_reads_took_together_is_told_at_times(dog, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(watched, "TELL_SECONDS", 0.0)
+    dog.piece("plan", compute)()
+    _, _, pieces, reads, _ = capsys.readouterr().err.splitlines()[-1].split()
+    assert float(pieces) > LIMIT
+    assert 0 < float(reads) < 1
 
 
 def test_a_decode_within_a_piece_does_not_count(dog, capsys) -> None:
