@@ -15,11 +15,12 @@ from tests.models import tiny_llama
 from tests.real.answers import make_requests
 from tests.real.support import without_draft
 
-from headstart.app import demo
+from headstart.app import demo, loading
 from headstart.app.assemble import build_scheduler
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.engine import prompt_reader
 from headstart.engine.context import LlamaEngine
+from headstart.engine.footprint import HOST, REPACKED, Use
 from headstart.engine.library import api
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
@@ -165,6 +166,65 @@ def test_only_prompts_beside_others_that_fit_are_read_apart(path: Path) -> None:
     assert not lengths(engine)
 
 
+def test_with_unpacked_weights_all_prompts_but_short_ones_are_read_apart(path: Path) -> None:
+    engine, shared = engine_of(path), engine_of(path, is_apart=False)
+    assert engine.reader is not None
+    engine.reader.unpack(Model(path, CONFIG))
+    assert engine.reader.speedup(engine.handle) > 0
+    assert not lengths(engine)
+    logits = []
+    for one in (engine, shared):
+        read(one, 0, 0, 31)
+        assert one is shared or not lengths(engine)
+        read(one, 0, 31, 32)
+        assert one is shared or lengths(engine) == {0: 63}
+        read(one, 0, 63, 1)  # an answer
+        assert one is shared or not lengths(engine)
+        logits.append(read(one, 0, 64, 40))  # the next question
+    assert lengths(engine) == {0: 104}
+    np.testing.assert_allclose(logits[0], logits[1], atol=0.02)
+    engine.clear(0)
+    engine.reader.unpack(None)
+    read(engine, 1, 0, 100)
+    assert not lengths(engine)
+
+
+@pytest.mark.parametrize(
+    ("is_repacked", "speedup", "changes", "is_used"),
+    [
+        (True, 1.5, {}, True),
+        (True, 1.05, {}, False),  # not faster
+        (False, 1.5, {}, False),  # in a format without repacking
+        (True, 1.5, {"repack": False}, False),
+        (True, 1.5, {"mmap": False}, False),  # would take memory twice
+        (True, 1.5, {"mlock": True}, False),
+        (True, 1.5, {"context": 4096}, False),  # of a model with other factors in long contexts
+    ],
+)
+def test_weights_are_mapped_unpacked_where_prompts_are_faster_with_them(
+    is_repacked, speedup, changes, is_used, tmp_path, monkeypatch
+) -> None:
+    name = REPACKED if is_repacked else HOST
+    monkeypatch.setattr(loading, "can_measure", lambda: True)
+    monkeypatch.setattr(loading, "uses_of", lambda _: {name: Use(weights=1000)})
+    monkeypatch.setattr(prompt_reader.PromptReader, "speedup", lambda *_: speedup)
+    keys = {"rope.scaling.original_context_length": 2048, "attention.sliding_window": 0}
+    monkeypatch.setattr(prompt_reader, "CELLS", 2048)
+    path = write_model(tmp_path / "tiny.gguf", "phi3", changes={"context_length": 4096} | keys)
+    config = replace(CONFIG, **changes)
+    engine = LlamaEngine(Model(path, config), config, Limits(1, 8, 8))
+    loading.unpack_prompts(engine, config)
+    read(engine, 0, 0, 40)
+    assert (engine.reader is not None and 0 in lengths(engine)) == is_used
+    if engine.reader is not None and is_used:
+        monkeypatch.setattr(loading, "available_memory", lambda: 1999)
+        engine.clear(0)
+        engine.reader.unpack(None)
+        loading.unpack_prompts(engine, config)
+        read(engine, 0, 0, 40)
+        assert not lengths(engine)
+
+
 def test_a_known_beginning_that_was_moved_is_where_it_was_moved_to(path: Path) -> None:
     """libllama moves it in the next decode; a state that is read before has it unmoved."""
     logits = []
@@ -227,15 +287,15 @@ def test_a_stored_prompt_comes_back_whole_where_its_beginning_cannot_be_copied(p
 def test_models_with_other_factors_in_long_contexts_are_read_in_the_shared_cache(tmp_path) -> None:
     changes = {
         "context_length": 8192,
-        "rope.scaling.original_context_length": 2048,
+        "rope.scaling.original_context_length": 4096,
         "attention.sliding_window": 0,
     }
     path = write_model(tmp_path / "tiny.gguf", "phi3", changes=changes)
     key = "phi3.rope.scaling.original_context_length"
     for context, original, is_apart in (
-        (2048, 2048, True), (4096, 2048, False), (4096, 1024, True), (4096, 4096, True)
+        (4096, 4096, True), (8192, 4096, False), (8192, 2048, True), (8192, 8192, True)
     ):  # fmt: skip
-        override = None if original == 2048 else f"{key}=int:{original}"
+        override = None if original == 4096 else f"{key}=int:{original}"
         config = replace(CONFIG, context=context, override_kv=override)
         engine = LlamaEngine(Model(path, config), config, Limits(NUM, 64, 8))
         assert (engine.reader is not None) == is_apart

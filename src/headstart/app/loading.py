@@ -22,6 +22,7 @@ from headstart.engine.embedding import EncoderEngine, LlamaEmbedder
 from headstart.engine.fit import Fitted, Part, fit, free_memory
 from headstart.engine.footprint import HOST, REPACKED, can_measure, uses_of
 from headstart.engine.gguf_header import GgufHeader
+from headstart.engine.machine import available_memory
 from headstart.engine.media import Projector
 from headstart.engine.model import Model
 from headstart.engine.parameters import ENCODERS, Limits
@@ -36,6 +37,8 @@ from headstart.types.errors import ConfigError, ModelError
 from headstart.types.widths import WidthClasses
 
 log = logging.getLogger(__name__)
+
+LEAST_SPEEDUP = 1.1  # of prompts with unpacked weights, for which these are kept in memory
 
 
 def _max_draft(config: Config) -> int:
@@ -127,6 +130,7 @@ def load_target(config: Config, models: Models) -> Target:
         model.close()
         unpacked = replace(config, engine=replace(config.engine, repack=False))
         return load_target(unpacked, models)
+    unpack_prompts(engine, fitted.config)
     engine.context_size = most_tokens(config.scheduler, engine.context_size, engine.num_cells)
     # with the requested context, not the one that fits beside it
     wanted = config.embedding
@@ -137,6 +141,28 @@ def load_target(config: Config, models: Models) -> Target:
         media = Projector(models.projector, model, fitted.config, config.images, rows)
         engine.can_shift = False  # positions of cells after an image differ from their index
     return Target(engine, fitted, vectors, classes, media)
+
+
+def unpack_prompts(engine: LlamaEngine, config: EngineConfig) -> None:
+    """Let prompts be decoded with weights that are not repacked for the CPU, if that is faster and
+    the mapped file fits into memory beside the others.
+    """
+    is_mapped = config.mmap and not config.mlock
+    if not (engine.reader and config.repack and is_mapped and can_measure()):
+        return
+    uses = uses_of(engine.handle)
+    size = sum(use.weights for use in uses.values())
+    if REPACKED not in uses or 2 * size > available_memory():
+        return
+    engine.reader.unpack(Model(engine.model.path, replace(config, repack=False)))
+    speedup = engine.reader.speedup(engine.handle)
+    if speedup < LEAST_SPEEDUP:
+        engine.reader.unpack(None)
+    log.info(
+        "prompts are processed with %s weights: unpacked ones are %.2f times as fast",
+        "repacked" if speedup < LEAST_SPEEDUP else "unpacked",
+        speedup,
+    )
 
 
 def most_tokens(config: SchedulerConfig, context: int, num_cells: int) -> int:

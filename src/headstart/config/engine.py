@@ -182,7 +182,12 @@ class EngineConfig:
     control_vector_scaled: str | None = option(
         None, "control vectors with the scale of each: FILE:SCALE,..."
     )
-    repack: bool = option(True, "rearrange weights so that the CPU computes faster", "-repack")
+    repack: bool = option(
+        True,
+        "rearrange weights so that a CPU computes a few rows faster; prompts are processed "
+        "without, where that is faster and the mapped file fits into memory beside them",
+        "-repack",
+    )
     check_tensors: bool = option(False, "check the weights for invalid values when loading")
     libllama: str | None = option(
         None,
