@@ -97,8 +97,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        scope, flow = cast("dict[str, Any]", self.scope), self.flow
-        scope["headstart.is_paused"] = lambda: flow.write_paused
+        scope, flow, transport = cast("dict[str, Any]", self.scope), self.flow, self.transport
+        scope["headstart.is_paused"] = lambda: flow.write_paused or transport.is_closing()
+        scope["headstart.write"] = transport.write
         self._num_head_bytes = 0
         if self._timer is None:  # the next request on this connection
             self._wait_for_head()
