@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from headstart.types.errors import HeadstartError
 from headstart.worker.loop import run_loop
-from headstart.worker.pipes import Command, Stop
-from headstart.worker.transport import Build, ProcessTransport, Said
+from headstart.worker.pipes import Command, Said, Stop
+from headstart.worker.transport import Build, ProcessTransport
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,6 +143,7 @@ class TokenEvent:
     are withheld. It may end inside a UTF-8 character.
     """
 
+    is_last: ClassVar[bool] = False
     request_id: str
     tokens: tuple[int, ...]
     text: bytes
@@ -161,6 +162,7 @@ class TokenEvent:
 class PromptEvent:
     """Log probabilities of the next tokens of the prompt; its first token has none."""
 
+    is_last: ClassVar[bool] = False
     request_id: str
     logprobs: tuple[TokenLogprob, ...]
 
@@ -169,6 +171,7 @@ class PromptEvent:
 class ProgressEvent:
     """Progress of the prefill; counts of tokens, seconds since admission."""
 
+    is_last: ClassVar[bool] = False
     request_id: str
     num_prompt: int
     num_cached: int
@@ -207,6 +210,7 @@ class FinishEvent:
     or the first end of a line after max_seconds), "cancelled".
     """
 
+    is_last: ClassVar[bool] = True
     request_id: str
     reason: str
     stats: RequestStats
@@ -265,6 +269,7 @@ class EmbeddingEvent:
 class ReplyEvent:
     """The only event of a command that generates nothing, such as a slot action."""
 
+    is_last: ClassVar[bool] = True
     request_id: str
     value: Any  # depends on the command
 
@@ -273,6 +278,7 @@ class ReplyEvent:
 class ErrorEvent:
     """The last event of a request that failed: the name of an exception class and its message."""
 
+    is_last: ClassVar[bool] = True
     request_id: str
     error: str
     message: str
@@ -295,12 +301,6 @@ Event = (
     | EmbeddingEvent
     | ErrorEvent
 )
-
-
-def is_last(event: Event) -> bool:
-    """Whether no event of the request follows."""
-    is_part = isinstance(event, EmbeddingEvent) and not event.is_last
-    return not is_part and not isinstance(event, TokenEvent | PromptEvent | ProgressEvent)
 
 
 # commands that a worker accepts

@@ -24,12 +24,11 @@ from headstart.types.request import (
     Event,
     FinishEvent,
     Work,
-    is_last,
 )
 from headstart.types.worker import Deliver
-from headstart.worker.pipes import Cancel, Message
+from headstart.worker.pipes import Cancel, Said
 from headstart.worker.request_log import log_embedding, log_error, log_request
-from headstart.worker.transport import ProcessTransport, Said
+from headstart.worker.transport import ProcessTransport
 
 log = logging.getLogger(__name__)
 
@@ -159,10 +158,15 @@ class WorkerClient:
         if engine is not self._hearing:
             return
         match said:
+            case list():
+                self._on_events(said)
+            case WorkerReport():
+                self._report = said
+            case float():
+                if self.status != "restarting":  # loading has no end event
+                    self.on_change("loading", progress=said)
             case WorkerInfo():
                 self._on_ready(said)
-            case Message():
-                self._on_message(said)
             case _:
                 self._on_end(said)
 
@@ -179,15 +183,11 @@ class WorkerClient:
         else:
             log.warning("the engine is ready again after restart %d", self._restarts)
 
-    def _on_message(self, message: Message) -> None:
-        if message.report is not None:
-            self._report = message.report
-        if message.loaded is not None and self.status != "restarting":  # loading has no end event
-            self.on_change("loading", progress=message.loaded)
-        for event in message.events:
-            if is_over := is_last(event):
+    def _on_events(self, events: list[Event]) -> None:
+        for event in events:
+            if event.is_last:
                 self._note_end(event)
-            find = self._deliver.pop if is_over else self._deliver.get
+            find = self._deliver.pop if event.is_last else self._deliver.get
             if (deliver := find(event.request_id, None)) is not None:
                 deliver(_as_exception(event) if isinstance(event, ErrorEvent) else event)
 

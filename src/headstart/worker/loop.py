@@ -33,10 +33,9 @@ from headstart.types.request import (
     ThoughtsEnd,
     Work,
     error_event,
-    is_last,
 )
 from headstart.types.widths import WidthClasses
-from headstart.worker.pipes import COMMAND_SECONDS, Cancel, Command, Message, Stop
+from headstart.worker.pipes import COMMAND_SECONDS, Cancel, Command, Said, Stop
 from headstart.worker.request_log import log_begin, tell_prompts
 
 log = logging.getLogger(__name__)
@@ -52,7 +51,7 @@ class _EventSender:
     """Sends events, and a report if one is due or a request ended."""
 
     def __init__(
-        self, scheduler: Scheduler, send: Callable[[Message], None], clock: Callable[[], float]
+        self, scheduler: Scheduler, send: Callable[[Said], None], clock: Callable[[], float]
     ) -> None:
         self._scheduler, self._send, self._clock = scheduler, send, clock
         self._last_report = 0.0
@@ -62,22 +61,21 @@ class _EventSender:
         """Send the scheduler's events."""
         self.tell(self._scheduler.take_events())
 
-    def tell(self, events: Sequence[Event]) -> None:
+    def tell(self, events: list[Event]) -> None:
         now = self._clock()
-        is_due = now - self._last_report > REPORT_SECONDS or any(map(is_last, events))
-        if is_due:
+        if now - self._last_report > REPORT_SECONDS or any(one.is_last for one in events):
             self._last_report = now
-        if events or is_due:
-            report = make_report(self._scheduler) if is_due else None
-            if report is not None:
-                tell_prompts(report.slots, self.progress)
-            self._send(Message(events, report))
+            report = make_report(self._scheduler)
+            tell_prompts(report.slots, self.progress)
+            self._send(report)  # before the end of a request that it counts
+        if events:
+            self._send(events)
 
 
 def run_loop(
     scheduler: Scheduler,
     receive: Callable[[float | None], Sequence[Command]],
-    send: Callable[[Message], None],
+    send: Callable[[Said], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Serve until a Stop command.
@@ -88,7 +86,7 @@ def run_loop(
     Args:
         receive: returns queued commands; if there are none, waits for one for the given seconds
             (None: forever).
-        send: sends a message; must not block for long.
+        send: must not block for long.
     """
     sender, offloading = _EventSender(scheduler, send, clock), scheduler.cache.offloading
     save_at: float | None = None  # None: nothing was learned since the last save
@@ -96,7 +94,7 @@ def run_loop(
     scheduler.deliver = sender.deliver
     if offloading.disk is not None:
         wait([offloading.disk.begin()], WAIT_SECONDS)  # enough for a hundred files, to be counted
-    send(Message(report=make_report(scheduler)))
+    send(make_report(scheduler))
     scheduler.compiling.compiler.prepare()
     commands = deque[Command]()
 
@@ -115,7 +113,7 @@ def run_loop(
                 if not commands:
                     is_cold = False
                     warm_up.go_on(is_wanted)
-                    send(Message(report=make_report(scheduler)))
+                    send(make_report(scheduler))
             else:
                 due = [at for at in (save_at, write_at) if at is not None]
                 commands += receive(max(0.0, min(due) - clock()) if due else None)
@@ -141,7 +139,7 @@ def run_loop(
         if scheduler.embeddings:
             sender.tell(scheduler.embeddings.step(is_alone=not scheduler.has_work))
         if scheduler.media and scheduler.media.has_work:
-            sender.tell(scheduler.media.answers(0.0 if has_work else WAIT_SECONDS))
+            sender.tell([*scheduler.media.answers(0.0 if has_work else WAIT_SECONDS)])
         # consecutive: a context that fails several times may stay broken
         if scheduler.num_failed_decodes >= 3:
             raise EngineError(
@@ -172,7 +170,7 @@ def _has_work(scheduler: Scheduler) -> bool:
 def _obey(
     scheduler: Scheduler,
     command: Work | Cancel,
-    send: Callable[[Message], None],
+    send: Callable[[Said], None],
     progress: Progress,
 ) -> None:
     if isinstance(command, Cancel):
@@ -185,7 +183,7 @@ def _obey(
             scheduler.act_on_slot(command)
         elif isinstance(command, ThoughtsEnd):
             reason = end_thoughts(command, scheduler.running)
-            send(Message([ReplyEvent(command.request_id, reason)]))
+            send([ReplyEvent(command.request_id, reason)])
         elif isinstance(command, EmbeddingRequest):
             if scheduler.embeddings is None:
                 raise NotSupportedError("this engine does not embed; start with --embeddings")
@@ -199,7 +197,7 @@ def _obey(
             scheduler.submit(command)
             log_begin(command, progress)
     except (RequestError, CapacityError, EngineError) as error:
-        send(Message([error_event(command.request_id, error)]))
+        send([error_event(command.request_id, error)])
 
 
 def make_report(scheduler: Scheduler) -> WorkerReport:

@@ -14,7 +14,7 @@ import os
 import pickle
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 from headstart.structures.prefix import packed
 from headstart.structures.tenants import surplus, tenant_of
 from headstart.types.errors import CapacityError, QuotaError
-from headstart.types.report import WorkerReport
+from headstart.types.report import WorkerInfo, WorkerReport
 from headstart.types.request import EmbeddingRequest, Event, Request, Work
 
 
@@ -41,17 +41,10 @@ class Stop:
 Command = Work | Cancel | Stop
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A message of the loop: events in order, and sometimes a report."""
-
-    events: Sequence[Event] = ()
-    report: WorkerReport | None = None
-    loaded: float | None = None  # loaded share of the models, while loading
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Pickle without field names: there is one message per step."""
-        return Message, (self.events, self.report, self.loaded)
+Said = list[Event] | WorkerReport | WorkerInfo | float | BaseException
+"""What an engine sends: events in order, a report, that it is ready, the loaded share of its
+models, and why it fails.
+"""
 
 
 log = logging.getLogger(__name__)
@@ -209,8 +202,10 @@ class Items:
 
     def next(self) -> bytes | None:
         """The oldest item, pickled, if all of it was read."""
+        if len(self._unread) <= _HEAD_BYTES:
+            return None
         end = _HEAD_BYTES + int.from_bytes(self._unread[:_HEAD_BYTES], "little")
-        if len(self._unread) < max(end, _HEAD_BYTES + 1):
+        if len(self._unread) < end:
             return None
         item = bytes(memoryview(self._unread)[_HEAD_BYTES:end])
         del self._unread[:end]

@@ -32,7 +32,7 @@ from headstart.worker.pipes import (
     COMMAND_SECONDS,
     Command,
     Items,
-    Message,
+    Said,
     Sender,
     Stop,
     read_items,
@@ -52,10 +52,6 @@ LOOK_SECONDS = 0.01  # between checks whether a process that closed its pipe has
 
 Build = Callable[[], "tuple[Scheduler, WorkerInfo]"]
 """Loads the models. Called where the loop runs; picklable for another process."""
-
-
-Said = Message | WorkerInfo | BaseException
-"""What an engine sends: that it is ready, messages, and why it fails."""
 
 
 class ProcessTransport:
@@ -153,15 +149,15 @@ class ProcessTransport:
             self._process.kill()
 
     def _refuse(self, request_id: str, error: QuotaError) -> None:
-        self._hear(Message([error_event(request_id, error)]))
+        self._hear([error_event(request_id, error)])
 
     def _take(self, item: Said) -> None:
-        if isinstance(item, Message | WorkerInfo):
-            self._is_ready |= isinstance(item, WorkerInfo)
-            self._hear(item)
-        else:
+        if isinstance(item, BaseException):
             self._error = item
             self.kill()  # threads could delay its end, and the next one needs its memory
+        else:
+            self._is_ready |= isinstance(item, WorkerInfo)
+            self._hear(item)
 
     def _on_closed(self) -> None:
         """The pipe was closed; the process may take a while to end, writing its memory.
@@ -241,7 +237,7 @@ def _give_up() -> None:
     os._exit(0)
 
 
-def _once_per_percent(send: Callable[[Message], None]) -> Callable[[float], None]:
+def _once_per_percent(send: Callable[[float], None]) -> Callable[[float], None]:
     """Reports the loaded share of the models; for a second file, only what exceeds the first."""
     told = 0.0
 
@@ -250,7 +246,7 @@ def _once_per_percent(send: Callable[[Message], None]) -> Callable[[float], None
         if share >= told + 0.01:
             told = share
             try:
-                send(Message(loaded=share))
+                send(share)
             except (BrokenPipeError, ConnectionResetError):
                 os._exit(0)  # the server is gone, and libllama, which calls this, cannot raise
 

@@ -47,7 +47,6 @@ from headstart.types.request import (
 from headstart.types.speculation_stats import SpeculationStats
 from headstart.worker.client import WorkerClient
 from headstart.worker.loop import make_report
-from headstart.worker.pipes import Message
 
 CHAIN = ("suffix", "ngram-simple", "ngram-cache", "draft-model")
 
@@ -234,7 +233,7 @@ def logged(caplog: pytest.LogCaptureFixture, *events) -> list[str]:
     client = WorkerClient(lambda: None)  # type: ignore[return-value]  # never started
     caplog.clear()
     with caplog.at_level(logging.INFO, "headstart.worker.request_log"):
-        client._on_message(Message(events))
+        client._on_events(list(events))
     return [record.getMessage() for record in caplog.records]
 
 

@@ -32,7 +32,7 @@ from headstart.speculators import Speculator
 from headstart.types import Batch, CacheKind, Draft, DraftRequest, Logits
 from headstart.types.request import ErrorEvent, FinishEvent, TokenEvent
 from headstart.worker.loop import run_loop
-from headstart.worker.pipes import Cancel, Command, Message, Stop
+from headstart.worker.pipes import Cancel, Command, Said, Stop
 
 CHAIN = ("ngram-simple", "suffix", "draft-model")
 
@@ -154,17 +154,17 @@ def test_a_request_whose_decode_fails_has_told_its_tokens_and_counted_its_steps(
 
 def told_by_loop(*commands: Sequence[Command]) -> list[list[object]]:
     """What the loop says before it takes each of these commands, and at last."""
-    messages, told, left = list[Message](), list[list[object]](), [*commands]
+    said, told, left = list[Said](), list[list[object]](), [*commands]
 
     def say() -> None:
-        told.append([event for message in messages for event in message.events])
-        messages.clear()
+        told.append([event for one in said if isinstance(one, list) for event in one])
+        said.clear()
 
     def receive(seconds: float | None) -> Sequence[Command]:
         say()
         return left.pop(0)
 
-    run_loop(make_scheduler(Device()), receive, messages.append)
+    run_loop(make_scheduler(Device()), receive, said.append)
     say()
     return told
 

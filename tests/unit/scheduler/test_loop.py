@@ -17,10 +17,11 @@ from tests.unit.scheduler.test_transport import hang, refuse
 
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.warm_up import WarmUp
-from headstart.types.request import FinishEvent, ProgressEvent, Request
+from headstart.types.report import WorkerReport
+from headstart.types.request import Event, FinishEvent, ProgressEvent, Request
 from headstart.worker import transport as transport_module
 from headstart.worker.loop import SAVE_SECONDS, run_loop
-from headstart.worker.pipes import Command, Message, Stop
+from headstart.worker.pipes import Command, Said, Stop
 from headstart.worker.transport import QUIET_SECONDS, STOP_SECONDS, ProcessTransport
 
 
@@ -32,7 +33,7 @@ class ScriptedCommands:
     def __init__(self, *commands: tuple[float, Command]) -> None:
         self.now = 0.0
         self.saves: list[float] = []
-        self.messages: list[Message] = []
+        self.said: list[Said] = []
         self._commands = list(commands)
 
     def clock(self) -> float:
@@ -56,7 +57,7 @@ class ScriptedCommands:
         drafting = scheduler.drafting
         drafting.save = lambda: self.saves.append(self.now)
         drafting.close = lambda: None
-        run_loop(scheduler, self.receive, self.messages.append, self.clock)
+        run_loop(scheduler, self.receive, self.said.append, self.clock)
         return self.saves[:-1]
 
 
@@ -65,22 +66,27 @@ def request(number: int, max_tokens: int) -> Request:
     return replace(made, request_id=f"r{number}", sampling=replace(made.sampling, ignore_eos=True))
 
 
+def events_of(said: Sequence[Said]) -> list[Event]:
+    return [event for one in said if isinstance(one, list) for event in one]
+
+
 def test_a_report_is_sent_at_the_end_of_an_answer_and_not_with_each_piece_of_its_prompt() -> None:
     (made,) = make_requests(1, max_tokens=5)
     commands: list[Command] = [replace(made, prompt=(1,) * 3000, wants_progress=True)]
-    messages = list[Message]()
+    said = list[Said]()
 
     def receive(seconds: float | None) -> Sequence[Command]:
-        if any(isinstance(event, FinishEvent) for one in messages for event in one.events):
+        if any(isinstance(event, FinishEvent) for event in events_of(said)):
             return [Stop()]
         return [commands.pop()] if commands else []
 
-    run_loop(make_scheduler(Model(context_size=4096)), receive, messages.append, lambda: 0.0)
-    events = [event for message in messages for event in message.events]
+    run_loop(make_scheduler(Model(context_size=4096)), receive, said.append, lambda: 0.0)
+    events = events_of(said)
     assert sum(isinstance(event, ProgressEvent) for event in events) > 5
-    at_the_start, at_the_end = (message for message in messages if message.report)
-    assert not at_the_start.events
-    assert isinstance(at_the_end.events[-1], FinishEvent)
+    at_the_start, at_the_end = (at for at, one in enumerate(said) if isinstance(one, WorkerReport))
+    assert at_the_start == 0
+    *_, end = events_of(said[at_the_end:])
+    assert isinstance(end, FinishEvent)
 
 
 @pytest.mark.parametrize("num_tokens", [5, 300], ids=["idle", "busy"])
@@ -131,11 +137,11 @@ class SlowWarmUp(WarmUp):
 def warmed_up(num_looks: int, *commands: tuple[float, Command]) -> list[tuple[int, bool]]:
     script, scheduler = ScriptedCommands(*commands), make_scheduler(Model())
     scheduler.warm_up = warm_up = SlowWarmUp(scheduler, script.clock, num_looks)
-    run_loop(scheduler, script.receive, script.messages.append, script.clock)
-    reports = [message.report for message in script.messages if message.report]
-    assert script.messages[0].report, "it is ready before"
+    run_loop(scheduler, script.receive, script.said.append, script.clock)
+    reports = [one for one in script.said if isinstance(one, WorkerReport)]
+    assert script.said[0] is reports[0], "it is ready before"
     assert [r.control["is_warmed_up"] for r in (reports[0], reports[-1])] == [False, True]
-    events = [event for message in script.messages for event in message.events]
+    events = events_of(script.said)
     assert sum(isinstance(event, FinishEvent) for event in events) == len(commands) - 1
     assert warm_up.is_done
     return warm_up.seen

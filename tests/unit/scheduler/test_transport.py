@@ -43,7 +43,7 @@ from headstart.types.request import (
     Work,
 )
 from headstart.worker import transport
-from headstart.worker.pipes import Cancel, Items, Message, Sender, read_items, write_item
+from headstart.worker.pipes import Cancel, Items, Sender, read_items, write_item
 from headstart.worker.transport import ProcessTransport, _once_per_percent, _process_main
 
 
@@ -323,7 +323,7 @@ async def test_messages_arrive_with_all_their_fields() -> None:
         TokenEvent("a", (5, 6), b"xy", ("suffix", ""), logprobs, draft, 3),
     ]
     end = FinishEvent("a", "word", RequestStats(num_emitted=2), "stop", truncated=True)
-    items = [Message([*tokens, end], WorkerReport(num_waiting=2)), Message(tokens)]
+    items = [WorkerReport(num_waiting=2), [*tokens, end], tokens]
     assert await read_all(items) == [*items, "end"]
 
 
@@ -364,8 +364,8 @@ async def test_an_item_that_cannot_be_taken_does_not_hold_up_those_behind_it() -
 
 
 def test_how_much_is_loaded_is_told_once_a_percent_and_never_less() -> None:
-    told: list[float | None] = []
-    tell = _once_per_percent(lambda message: told.append(message.loaded))
+    told: list[float] = []
+    tell = _once_per_percent(told.append)
     for share in (0.001, 0.01, 0.015, 0.5, 0.504, 1.0, 0.0, 0.7):  # a second file begins anew
         tell(share)
     assert told == [0.01, 0.5, 1.0]
