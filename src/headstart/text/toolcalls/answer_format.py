@@ -64,10 +64,11 @@ class AnswerFormat:
     def _read_content(self, reader: AnswerReader, triggers: tuple[str, ...]) -> Reading[None]:
         around = (self.content_start.strip(), self.content_end.strip())
         drops = tuple(filter(None, (*around, *self.dropped)))
+        markers = (*triggers, *drops)
         # white space alone is not content
         yield from reader.behind_space(reader.sees(*(one for one in triggers if one != "{")))
-        while True:
-            found = yield from reader.until((*triggers, *drops), reader.content)
+        while markers:
+            found = yield from reader.until(markers, reader.content)
             if found is None:
                 return
             if found not in drops:
