@@ -62,7 +62,7 @@ class PromptCache:
         if cells is not None and cells.user is None and not self._keep(cells):
             return None
         sequence.chosen = None
-        return self._bring_back(sequence, self._find(sequence), cells)
+        return self._plan_restore(sequence, self._find(sequence), cells)
 
     def _find(self, sequence: Sequence) -> Placement:
         """Choose the free cells with most of the request's text; at least one is free.
@@ -115,7 +115,7 @@ class PromptCache:
         if not sequence.is_resumed or sequence.admitted is None:
             sequence.num_cached = shared
 
-    def _bring_back(
+    def _plan_restore(
         self, sequence: Sequence, placement: Placement, kept: Cells | None
     ) -> Placement | None:
         """Choose what to restore from main memory, and copy the slot's old contents there, unless
