@@ -22,7 +22,8 @@ if sys.platform != "win32":
     import fcntl
     import resource
 
-LOW_PRIORITY = 10  # added to the niceness
+LOW_PRIORITY = 10  # added to the niceness: next to a busy thread a tenth of a core is left
+PATIENCE = 12  # how much longer than its CPU time work of low priority may take
 _cpus_of_others: set[int] | None = None  # for threads that are not bound to cores, if others are
 
 
@@ -177,19 +178,20 @@ def kill_group(process: int) -> None:
 
 
 def run_limited(work: Callable[[], None], seconds: float, num_bytes: int) -> str:
-    """Run `work` in a fork within limits of CPU time and address space.
+    """Run `work` in a low-priority fork within limits of CPU time and address space.
 
-    Returns the limit that ended it, "time" or "memory"; empty if it finished.
+    Returns the limit that ended it, "time" or "memory", or "wall" if it got too little CPU time
+    for PATIENCE times as long; empty if it finished.
     """
     if child := os.fork():
         _, status = os.waitpid(child, 0)
-        timers = (signal.SIGPROF, signal.SIGALRM)
-        if os.WIFSIGNALED(status) and os.WTERMSIG(status) in timers:
-            return "time"
-        return "memory" if status else ""  # a failed allocation aborts the process
-    os.nice(LOW_PRIORITY)  # the model's threads take precedence
+        timers: dict[int, str] = {signal.SIGPROF: "time", signal.SIGALRM: "wall"}
+        # a failed allocation aborts the process
+        return timers.get(os.WTERMSIG(status), "memory") if status else ""
+    if sys.platform != "linux":  # there a low-priority thread started this process
+        os.nice(LOW_PRIORITY)
     signal.setitimer(signal.ITIMER_PROF, seconds)
-    signal.setitimer(signal.ITIMER_REAL, 3 * seconds)  # on a busy machine
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE * seconds)
     if sys.platform == "linux":
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (mapped + num_bytes, resource.RLIM_INFINITY))

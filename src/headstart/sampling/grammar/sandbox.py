@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.triggers import GrammarTokens
-from headstart.structures.system import peak_bytes, run_limited
+from headstart.structures.system import PATIENCE, peak_bytes, run_limited
 from headstart.text.vocabulary.table import VocabTable, spell
 from headstart.types.constraint import Constraint
 from headstart.types.errors import CapacityError, RequestError
@@ -57,7 +57,7 @@ class Sandbox:
 
         Raises:
             RequestError: it cannot be compiled within the limits.
-            CapacityError: the process has ended.
+            CapacityError: the processor is busy, or the process has ended.
         """
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
@@ -72,6 +72,8 @@ class Sandbox:
             self.close()
             raise CapacityError("the process that compiles constraints ended; try again later")
         found: dict[str, Any] = json.loads(line)
+        if "busy" in found:
+            raise CapacityError(found["busy"])
         if "error" in found:
             raise RequestError(found["error"])
         return found
@@ -90,10 +92,13 @@ def _serve(source: BinaryIO, sink: BinaryIO, seconds: float, num_bytes: int) -> 
     while source.peek(1):  # type: ignore[attr-defined]
         constraint = pickle.load(source)
         work = partial(_try, constraint, tokens, sink)
-        if ended_by := run_limited(work, seconds, num_bytes):
+        ended_by, title = run_limited(work, seconds, num_bytes), constraint.kind.title
+        if ended_by == "wall":
+            limit = f"{PATIENCE * seconds:g} s, because the processor is busy"
+            _answer(sink, busy=f"the {title} was not compiled within {limit}; try again later")
+        elif ended_by:
             is_late = ended_by == "time"
             taken = f"longer than {seconds:g} s" if is_late else f"over {num_bytes >> 20} MiB"
-            title = constraint.kind.title
             _answer(sink, error=f"the {title} took {taken} to compile; make it simpler")
 
 

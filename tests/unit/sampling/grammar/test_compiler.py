@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
+import subprocess
 import sys
 import threading
 import time
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,15 +19,20 @@ from tests.planted import noted
 from tests.unit.sampling.grammar.test_state import TOKENS, begin, constraint
 
 from headstart.sampling.grammar import compiled, compiler
+from headstart.sampling.grammar import sandbox as sandbox_module
 from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.compiler import MAX_CACHED, GrammarCompiler
 from headstart.sampling.grammar.forcing import MOST_BYTES, schema_may_force_much
 from headstart.sampling.grammar.sandbox import Sandbox
 from headstart.sampling.grammar.source import grammar_text
-from headstart.structures.system import LOW_PRIORITY, resident_bytes
+from headstart.structures.system import (
+    LOW_PRIORITY,
+    low_priority_threads,
+    resident_bytes,
+)
 from headstart.testing import ByteVocab
 from headstart.types.constraint import MAX_TEXT_BYTES, Constraint, ConstraintKind
-from headstart.types.errors import RequestError
+from headstart.types.errors import CapacityError, RequestError
 from headstart.types.request import Request
 from headstart.types.sampling_params import LogitBias, SamplingParams
 
@@ -136,6 +145,32 @@ def test_what_never_ends_to_compile_is_ended_and_the_next_one_compiled(seconds, 
         sandbox.compile(constraint("json_schema", ENDLESS))
     assert sandbox.compile(constraint("regex", "ab?"))["num_bytes"] < 8 << 20
     sandbox.close()
+
+
+IN_A_FORK = (
+    "import os, time; from headstart.structures.system import run_limited; "
+    "print(run_limited(lambda: (print(os.nice(0), flush=True), time.sleep(60)), 0.1, 1 << 30))"
+)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a thread's niceness is Linux's")
+def test_a_constraint_has_the_low_priority_of_threads_and_none_below_it() -> None:
+    """At the lowest one, decodes that use all cores left it next to nothing."""
+    start = partial(subprocess.check_output, [sys.executable, "-c", IN_A_FORK], text=True)
+    niceness, ended_by = low_priority_threads("x").submit(start).result().split()
+    assert int(niceness) == min(19, os.nice(0) + LOW_PRIORITY)
+    assert ended_by == "wall", "sleeping takes no processor time"
+
+
+def test_what_gets_no_processor_time_is_not_called_too_slow(monkeypatch) -> None:
+    monkeypatch.setattr(sandbox_module, "run_limited", lambda *_: "wall")
+    asked = pickle.dumps(TOKENS.table) + pickle.dumps(constraint("regex", "a"))
+    said, sandbox = io.BytesIO(), Sandbox(TOKENS.table)
+    sandbox_module._serve(io.BufferedReader(io.BytesIO(asked)), said, 10.0, 1)
+    sandbox.close()
+    sandbox._process = SimpleNamespace(stdin=io.BytesIO(), stdout=io.BytesIO(said.getvalue()))
+    with pytest.raises(CapacityError, match="regex was not compiled within 120 s, because the pro"):
+        sandbox.compile(constraint("regex", "a"))
 
 
 def test_what_is_refused_takes_no_memory_here(shared: GrammarCompiler) -> None:
