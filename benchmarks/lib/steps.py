@@ -12,7 +12,7 @@ from headstart.control.values import DraftCall
 from headstart.scheduler.policy import Policy
 from headstart.scheduler.sequence import Ending
 from headstart.scheduler.step import End, SequencePlan, StepPlan, StepRecord
-from headstart.types import NO_DRAFT, Batch, Draft, DraftMode
+from headstart.types import NO_DRAFT, Batch, Draft
 
 NO_BATCH = Batch(1)  # nothing is decoded
 
@@ -24,6 +24,7 @@ class SlotDraft:
     survival: Sequence[float] = ()
     min_tokens: int = 0
     is_fixed: bool = False
+    p_min: float = 0.0
 
 
 def make_plan(
@@ -33,8 +34,7 @@ def make_plan(
     plan, num = StepPlan(NO_BATCH, 0.0, step=step, is_even=step.is_even), step.num_slots
     drafts = [*drafts, *[SlotDraft()] * (num - len(drafts))]
     for number, draft in zip(numbers or range(num), drafts, strict=True):
-        mode = DraftMode.FIXED if draft.is_fixed else DraftMode.AUTO
-        policy = Policy(mode, (), 64, draft.min_tokens, 0.0)
+        policy = Policy(draft.is_fixed, (), 64, draft.min_tokens, draft.p_min)
         text = SimpleNamespace(legality=None)
         sequence: Any = SimpleNamespace(number=number, policy=policy, text=text)
         plan.answers.append(SequencePlan(sequence, survival=list(draft.survival)))
@@ -57,9 +57,15 @@ def assign_rows(
     return plan
 
 
-def model_slot(number: int, max_tokens: int = 16, catch_up: int = 0, **fields: Any) -> AskedAnswer:
-    """An answer that a draft model could draft for."""
-    (answer,) = make_plan(Step(1, 1, 0), numbers=[number]).answers
+def model_slot(
+    number: int,
+    max_tokens: int = 16,
+    catch_up: int = 0,
+    draft: SlotDraft | None = None,
+    **fields: Any,
+) -> AskedAnswer:
+    """An answer that a draft model could draft for; draft: what the request asks of it."""
+    (answer,) = make_plan(Step(1, 1, 0), [draft or SlotDraft()], [number]).answers
     return AskedAnswer(answer, max_tokens, NO_DRAFT, catch_up=catch_up, **fields)
 
 

@@ -39,7 +39,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from headstart.control.cost import MARGIN, CostTable
 from headstart.control.values import FADE, FAST, SLOW, TRIAL_SHARE, Step
-from headstart.types import DraftMode
 
 if TYPE_CHECKING:
     from headstart.scheduler.step import StepPlan
@@ -130,7 +129,7 @@ class Budget:
             if self.copy_ms is not None:
                 survival = self._worth(survival, step, self.copy_ms)
             survivals.append(survival)
-            if policy.mode is DraftMode.FIXED:
+            if policy.is_fixed:
                 fixed.add(index)
                 length = min(len(survival), left)
                 if length >= policy.n_min:

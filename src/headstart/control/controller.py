@@ -30,7 +30,6 @@ from headstart.control.cost import CostTable
 from headstart.control.model_planner import ModelDraftPlanner
 from headstart.control.state import StateFile, encode, restore
 from headstart.control.values import DraftCall, Step
-from headstart.types import DraftMode
 
 if TYPE_CHECKING:
     from headstart.scheduler.step import StepPlan, StepRecord
@@ -132,7 +131,7 @@ class Controller:
             asking = self._asking.setdefault(name, AskingBudget())
             asking.took(shared_ms + call.milliseconds / len(call.asked))
             for answer in [one.answer for one in call.asked]:
-                if answer.sequence.policy.mode is DraftMode.FIXED:
+                if answer.sequence.policy.is_fixed:
                     continue  # asked in any case; its savings are not computed
                 is_verified = name in answer.sources[: answer.num_verified]
                 saved.append(answer.saved_ms if is_verified else 0.0)

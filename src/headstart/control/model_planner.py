@@ -65,13 +65,14 @@ class ModelDraftPlanner:
         chosen: dict[int, AskedAnswer] = {}  # by number
         gains: dict[int, float] = {}
         for name, slots in asked.items():
-            by_hand, auto = False, list[AskedAnswer]()
+            has_fixed, auto = False, list[AskedAnswer]()
             for slot in slots:
-                if slot.fixed_confidence is not None:
-                    by_hand = True
+                policy = slot.answer.sequence.policy
+                if policy.is_fixed:
+                    has_fixed = True
                     if chosen.setdefault(slot.number, slot) is slot:
                         slot.num_granted = slot.max_tokens
-                        slot.min_confidence = slot.fixed_confidence
+                        slot.min_confidence = policy.p_min
                 elif slot.max_tokens > 0:
                     auto.append(slot)
             if not auto:
@@ -94,7 +95,7 @@ class ModelDraftPlanner:
             drafter = self.drafters[name]
             if any(slot.num_granted for slot in slots):
                 drafter.probes.reading, drafter.num_refused = None, 0
-            elif not by_hand:
+            elif not has_fixed:
                 probed = self._probe(drafter, auto, step)
                 if probed is not None:
                     slot = next(slot for slot in auto if slot.number == probed)

@@ -76,7 +76,6 @@ class AskedAnswer:
     num_before: int = 0  # forced tokens that the model would continue
     to_beat: float = 0.0  # tokens: what is expected of a text draft that the model's would replace
     num_left: int = NO_LIMIT  # most tokens still to come
-    fixed_confidence: float | None = None  # the user's p_min with a length set by hand; None: auto
     recent: int | None = None  # like `catch_up`, if it skips the middle; None: it cannot
     # set by `ModelDraftPlanner.grant`
     num_granted: int = 0  # tokens it may draft; 0: it is not called

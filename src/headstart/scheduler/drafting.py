@@ -157,7 +157,11 @@ class Drafting:
         context = sum([len(answer.sequence.tokens) for answer in plan.answers]) // num
         num_rows = num + min(unread, plan.max_prompt_rows)
         max_rows, tile = engine.max_batch_tokens, engine.attention_tile
-        if num_rows < tile and num > 1 and not any(map(_is_fixed, plan.answers)):
+        if (
+            num_rows < tile
+            and num > 1
+            and not any(answer.sequence.policy.is_fixed for answer in plan.answers)
+        ):
             max_rows = tile - 1  # in a tile, each row computes the cells of all answers
         plan.step = Step(
             num,
@@ -317,13 +321,9 @@ class Drafting:
             self.fail(error)
 
 
-def _is_fixed(answer: SequencePlan) -> bool:
-    return answer.sequence.policy.is_fixed
-
-
 def _is_always_asked(answer: SequencePlan) -> bool:
     """Whether it may have drafts that control did not ask for: of fixed length, or forced."""
-    return _is_fixed(answer) or answer.sequence.legality is not None
+    return answer.sequence.policy.is_fixed or answer.sequence.legality is not None
 
 
 def _note_reasons(answer: SequencePlan) -> None:

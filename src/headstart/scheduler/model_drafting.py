@@ -66,7 +66,6 @@ def _asked(answer: SequencePlan, model: GuardedSpeculator) -> AskedAnswer:
         num_before=num_before,
         to_beat=0.0 if num_before else sum(answer.survival),
         num_left=sequence.num_left,
-        fixed_confidence=sequence.policy.p_min if sequence.policy.is_fixed else None,
         recent=model.num_recent(sequence.seq_id, tokens),
     )
 

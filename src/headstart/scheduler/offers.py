@@ -17,7 +17,7 @@ from headstart.control.values import constrained, with_gap
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
 from headstart.scheduler.step import Offer, SequencePlan
 from headstart.structures.prefix import common_prefix_length
-from headstart.types import Draft, DraftMode
+from headstart.types import Draft
 
 if TYPE_CHECKING:
     from headstart.sampling.grammar.state import GrammarState
@@ -85,12 +85,12 @@ def candidate(
     tokens: list[int] = []
     sources: list[str] = []
     survival: list[float] = []
-    is_by_hand = sequence.policy.mode is DraftMode.FIXED
+    is_fixed = sequence.policy.is_fixed
     reached = 1.0
     previous = before[-1] if before else sequence.tokens[-1]
     offer: Offer | None = None
     for part in parts:
-        own, name = [1.0 if is_by_hand else reached] * len(part.tokens), part.speculator
+        own, name = [1.0 if is_fixed else reached] * len(part.tokens), part.speculator
         if name != GRAMMAR:
             if sequence.legality is not None or answer.skipping_model:
                 name = control_name(answer, name)
@@ -99,7 +99,7 @@ def candidate(
                 known = part if name == part.speculator else replace(part, speculator=name)
                 offer = Offer(known, line, [*before, *tokens])
                 answer.offers.append(offer)
-            if not is_by_hand:
+            if not is_fixed:
                 own = controller.survival(name, part.confidence, sequence.number, line)
                 own = own if reached == 1.0 else [reached * s for s in own]
         survival += own

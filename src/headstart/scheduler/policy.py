@@ -15,17 +15,12 @@ from headstart.types.request import SpeculativeParams
 class Policy:
     """Which speculators may draft for one request, and how much."""
 
-    mode: DraftMode
+    is_fixed: bool  # draft lengths are set by hand
     types: tuple[str, ...]  # speculators that may draft, in order of preference
     n_max: int
     n_min: int  # shorter drafts are dropped
     p_min: float
     reason: str = ""  # why nothing is drafted
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether draft lengths are set by hand."""
-        return self.mode is DraftMode.FIXED
 
 
 def make_policy(
@@ -54,7 +49,7 @@ def make_policy(
         is_default = params == SpeculativeParams() or not limit
         reason = "off" if is_default else "disabled by request"
     return Policy(
-        mode,
+        mode is DraftMode.FIXED,
         types,
         n_max,
         min(n_max, config.draft_min if params.n_min is None else params.n_min),

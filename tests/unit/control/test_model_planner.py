@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from benchmarks.lib.steps import allowed, decode, grant, model_call, model_slot, ran
+from benchmarks.lib.steps import SlotDraft, allowed, decode, grant, model_call, model_slot, ran
 
 from headstart.control import AskedAnswer, Controller, Step
 from headstart.control.forecast import LIMITS, DraftHistory, Profile, forecast
@@ -94,7 +94,8 @@ def test_a_slot_with_a_good_text_draft_is_left_to_it() -> None:
 
 
 def test_lengths_set_by_hand_pass_through() -> None:
-    allowance = granted(learned((0, 1)), model_slot(1, 7, fixed_confidence=0.25))
+    by_hand = SlotDraft(is_fixed=True, p_min=0.25)
+    allowance = granted(learned((0, 1)), model_slot(1, 7, draft=by_hand))
     assert (allowance.num_granted, allowance.min_confidence) == (7, 0.25)
 
 
@@ -239,7 +240,7 @@ def test_a_model_that_lost_is_probed_now_and_then_and_pays_for_what_that_costs()
 def test_with_lengths_set_by_hand_the_first_one_drafts() -> None:
     right = {"bad": 0, "good": 4}
     controller = two_models(round_ms={"bad": 3.0, "good": 3.0}, num_right=right)
-    slot = model_slot(1, 8, fixed_confidence=0.0)
+    slot = model_slot(1, 8, draft=SlotDraft(is_fixed=True))
     assert lengths(controller, slot, ("bad", "good")) == {"bad": 8, "good": 0}
 
 
