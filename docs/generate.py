@@ -77,10 +77,9 @@ def flags_page() -> str:
         "`headstart serve --print-config` shows every value with its origin. A flag that is on or "
         "off has a `--no-` form.",
         "",
-        "The config file is TOML. Its keys are flags without their leading dashes, also "
-        "llama-server's, with dashes or underscores",
-        "between words, or names of environment variables: `ctx-size`, `ctx_size` and "
-        "`LLAMA_ARG_CTX_SIZE` are one setting.",
+        "The config file is TOML. Its keys are flags without their leading dashes, or names of "
+        "environment variables: `ctx-size`, `ctx_size`",
+        "and `LLAMA_ARG_CTX_SIZE` are one setting.",
         "",
         "`HEADSTART_CACHE` is the folder for what the server learns and for prompts (default: "
         "`~/.cache/headstart`). llama-server's flags and variables",
@@ -154,16 +153,15 @@ def _flag_table(settings: Iterable[Setting]) -> list[str]:
         values = f" ({', '.join(choices)})" if choices else ""
         if default and "default" not in option.help.lower():
             values += f" [{'on' if default is True else default}]"
-        rows.setdefault(option.help + values, []).append(spellings)
+        meaning = option.help.removesuffix(" of the draft model")  # as the heading says
+        rows.setdefault(meaning + values, []).append(spellings)
     return _table(("flag", "meaning"), ((", ".join(names), text) for text, names in rows.items()))
 
 
 def metrics_page() -> str:
     """Every metric of /metrics with its labels and meaning."""
     intro = [
-        "What `/metrics` reports. Names with `llamacpp:` are llama-server's. Names that end in "
-        "`_total`, and `llamacpp:n_tokens_max`, are",
-        "counters, the others gauges.",
+        "What `/metrics` reports. Names with `llamacpp:` are llama-server's.",
         "",
         "- Tokens, seconds and requests are counted when a request ends; one that fails adds to "
         "`headstart_requests_failed_total` alone.",
