@@ -193,8 +193,7 @@ def errors_page() -> str:
         'Every error has the body `{"error": {"code": status, "message": "...", "type": "..."}}`; '
         "in Ollama's API it is",
         '`{"error": "..."}`, and for `/v1/messages` it has Anthropic\'s form. In a stream that has '
-        "begun,",
-        "after the status was sent, it is the last event.",
+        "begun, it is the last event.",
     ]
     rows = [
         (f"`{name}`", meaning)
