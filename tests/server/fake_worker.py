@@ -49,7 +49,7 @@ INFO = WorkerInfo(
     num_slots=4,
     context_size=512,
     max_batch_tokens=256,
-    speculation={"mode": "auto"},
+    speculation={"mode": "auto", "types": ["ngram-simple"], "n_max": 32, "unusable": ""},
     system="libllama b1",
 )
 DRAFTED = SpeculationStats(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.server.fake_worker import DRAFTED, REPORT, FakeWorker
+from tests.server.fake_worker import DRAFTED, INFO, REPORT, FakeWorker
 from tests.server.server_process import until
 from tests.server.serving import served_model, serving, serving_models
 
@@ -120,6 +120,29 @@ def test_props_name_model_template_and_defaults(client):
     assert speculator["seconds"] == {"propose": 0.5}
     with serving(model=served_model("{{ messages[0].content }}")) as other:
         assert other.get("/props").json()["chat_template_is_fallback"] is False
+
+
+@pytest.mark.parametrize(
+    ("server", "wish", "shown"),
+    [
+        ({}, {}, "ngram-simple"),
+        ({}, {"types": ["suffix", "ngram-mod"]}, "suffix,ngram-mod"),
+        ({}, {"types": "none"}, "none"),
+        ({}, {"mode": "off"}, "none"),
+        ({}, {"n_max": 0}, "none"),
+        ({"types": []}, {}, "none"),
+        ({"n_max": 0}, {}, "none"),
+        ({"unusable": "it cannot go back"}, {}, "none"),
+    ],
+)
+def test_settings_name_the_speculators_that_may_draft_for_a_request(server, wish, shown):
+    worker = FakeWorker()
+    worker.info_when_ready = replace(INFO, speculation={**INFO.speculation, **server})
+    with serving(worker) as client:
+        answer = client.post("/completion", json={"prompt": "a", "speculative": wish}).json()
+        defaults = client.get("/props").json()["default_generation_settings"]["params"]
+    assert answer["generation_settings"]["speculative.types"] == shown
+    assert defaults["speculative.types"] == ("none" if server else "ngram-simple")
 
 
 def test_models_do_not_ask_the_worker():

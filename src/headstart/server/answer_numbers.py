@@ -14,8 +14,15 @@ from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.utf8 import CharCounter, text_or_bytes
-from headstart.types import Vocab
-from headstart.types.request import ProgressEvent, Request, RequestStats, TokenEvent, TokenLogprob
+from headstart.types import DraftMode, Vocab
+from headstart.types.request import (
+    ProgressEvent,
+    Request,
+    RequestStats,
+    SpeculativeParams,
+    TokenEvent,
+    TokenLogprob,
+)
 from headstart.types.speculation_stats import SpeculationStats
 
 if TYPE_CHECKING:
@@ -284,7 +291,7 @@ def native_answer(
         "tokens_predicted": stats.num_emitted,
         "tokens_evaluated": stats.num_prompt,
         "generation_settings": generation_settings(
-            choice.request, body, sorted(call.model.vocab.eog_ids)
+            choice.request, call.info.speculation, body, sorted(call.model.vocab.eog_ids)
         )
         | {"lora": described_scales(choice.request.adapters, call.info)},
         "prompt": choice.prompt.text,
@@ -302,11 +309,14 @@ def native_answer(
 
 
 def generation_settings(
-    request: Request, body: GenerationBody | None = None, eog_ids: Iterable[int] = ()
+    request: Request,
+    server_speculation: Mapping[str, Any],
+    body: GenerationBody | None = None,
+    eog_ids: Iterable[int] = (),
 ) -> dict[str, Any]:
     """The values that a request ran with, under llama-server's names.
 
-    `eog_ids`: tokens banned by `ignore_eos`.
+    `server_speculation`: `WorkerInfo.speculation`; `eog_ids`: tokens banned by `ignore_eos`.
     """
     sampling = request.sampling
     settings = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(sampling)}
@@ -351,8 +361,15 @@ def generation_settings(
         "reasoning_format": getattr(body, "reasoning_format", None) or "auto",
         "lora": [],
         "speculative.mode": None if speculative.mode is None else speculative.mode.value,
-        "speculative.types": ",".join(speculative.types or ("none",)),
+        "speculative.types": ",".join(_drafting(speculative, server_speculation)) or "none",
         "speculative.n_max": speculative.n_max,
         "speculative.n_min": speculative.n_min,
         "speculative.p_min": speculative.p_min,
     }
+
+
+def _drafting(wish: SpeculativeParams, server: Mapping[str, Any]) -> Sequence[str]:
+    """Names of the speculators that may draft for a request."""
+    if wish.mode is DraftMode.OFF or 0 in (wish.n_max, server["n_max"]) or server["unusable"]:
+        return ()
+    return server["types"] if wish.types is None else wish.types

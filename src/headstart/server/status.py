@@ -70,7 +70,7 @@ async def props(http: HttpRequest) -> dict[str, Any]:
     report = await service.worker.report()
     served, info, config = service.served, service.info, service.config
     defaults = generation_settings(
-        Request(request_id="", prompt=(), sampling=served.defaults.sampling)
+        Request(request_id="", prompt=(), sampling=served.defaults.sampling), info.speculation
     )
     seed = served.defaults.seed
     return {
