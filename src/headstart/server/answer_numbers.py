@@ -38,8 +38,7 @@ def timings(stats: RequestStats) -> dict[str, Any]:
     result = {
         "cache_n": stats.num_cached,
         **_pace("prompt", num_prompt_read, stats.prompt_seconds),
-        # timed from the first token on
-        **_pace("predicted", max(0, stats.num_emitted - 1), stats.generation_seconds),
+        **_pace("predicted", stats.num_timed, stats.generation_seconds),
         "predicted_n": stats.num_emitted,
     }
     if num_drafted := stats.drafts.num_drafted:

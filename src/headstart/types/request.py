@@ -194,7 +194,12 @@ class RequestStats:
     by_speculator: Mapping[str, SpeculationStats] = field(default_factory=dict)
     queue_seconds: float = 0.0
     prompt_seconds: float = 0.0
-    generation_seconds: float = 0.0
+    generation_seconds: float = 0.0  # from the first token on
+
+    @property
+    def num_timed(self) -> int:
+        """Tokens emitted in `generation_seconds`: all but the first."""
+        return max(0, self.num_emitted - 1)
 
     @property
     def acceptance_length(self) -> float:

@@ -33,7 +33,7 @@ def tell_prompts(slots: Iterable[SlotReport], progress: Progress) -> None:
 
 def log_request(request_id: str, stats: RequestStats, reason: str) -> None:
     """Log a request that ended: its prompt, its speed, and what was drafted for it."""
-    rate = stats.num_emitted / stats.generation_seconds if stats.generation_seconds else 0.0
+    rate = stats.num_timed / stats.generation_seconds if stats.generation_seconds else 0.0
     log.info(
         "request %s: slot %d, prompt %d tokens (%d cached), TTFT %.0f ms, %d tokens at %.1f "
         "tokens/s, %s, %s",

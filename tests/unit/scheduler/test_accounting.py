@@ -34,6 +34,7 @@ from tests.planted import fail_at
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.scheduler.step import StepPlan
+from headstart.server.answer_numbers import timings
 from headstart.types import CacheKind, Draft, DraftMode, DraftRequest
 from headstart.types.errors import EngineError, RequestError
 from headstart.types.request import (
@@ -264,6 +265,13 @@ def scheduler_line(caplog: pytest.LogCaptureFixture, stats: RequestStats) -> str
     (line,) = logged(caplog, FinishEvent("r", "eos", stats))
     assert line.startswith("request r: slot -1, prompt 0 tokens (0 cached), TTFT ")
     return line
+
+
+@pytest.mark.parametrize(("num_emitted", "rate"), [(0, 0.0), (1, 0.0), (13, 24.0)])
+def test_the_log_line_has_the_tokens_per_second_of_the_answer(caplog, num_emitted, rate) -> None:
+    stats = RequestStats(num_emitted=num_emitted, generation_seconds=0.5)
+    assert f", {num_emitted} tokens at {rate} tokens/s, " in scheduler_line(caplog, stats)
+    assert timings(stats)["predicted_per_second"] == rate
 
 
 def test_a_request_that_fails_has_a_line_too(caplog) -> None:

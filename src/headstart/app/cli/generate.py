@@ -178,7 +178,7 @@ def closing(finish: FinishEvent, plain_seconds: float | None) -> str:
     """Two lines: the time, with that without drafts if it was measured; and why it is not lower."""
     stats = finish.stats
     seconds, num_tokens = stats.generation_seconds, stats.num_emitted
-    speed = f"{num_tokens / seconds:.1f}" if seconds else "-"
+    speed = f"{stats.num_timed / seconds:.1f}" if seconds else "-"
     time = f"{seconds:.2f} s, {speed} tokens/s"
     if plain_seconds and seconds:
         time += f"; without drafts {plain_seconds:.2f} s ({plain_seconds / seconds:.1f} x as long)"
