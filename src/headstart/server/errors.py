@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from headstart.types.errors import (
     QUOTAS,
@@ -20,6 +21,7 @@ from headstart.types.errors import (
     HeadstartError,
     QuotaError,
     RequestError,
+    closest,
 )
 
 logger = logging.getLogger(__name__)
@@ -168,9 +170,13 @@ async def _answer(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nginx's code; never received by the client
     if isinstance(error, HTTPException):  # Starlette's own: unknown path (404), wrong method (405)
         headers |= error.headers or {}
-        shown = request.scope.get("headstart.prefix", "") + path
+        prefix = request.scope.get("headstart.prefix", "")
+        shown = prefix + path
+        paths = [prefix + one.path for one in request.app.routes if isinstance(one, Route)]
+        near = closest(shown[:100], paths)  # comparing a long text takes long
         words = {
-            404: f"there is no {shown} here; docs/api.md lists the paths",
+            404: f"there is no {shown} here{near} ({prefix}/docs and {prefix}/openapi.json list "
+            "the paths)",
             405: f"{shown} does not take {request.method}, only {headers.get('Allow', '')}",
         }
         error = ApiError(error.status_code, words[error.status_code])

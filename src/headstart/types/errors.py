@@ -17,6 +17,9 @@ HeadstartError
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class HeadstartError(Exception):
     """Base of all errors this package raises on purpose; says how HTTP reports them."""
@@ -120,3 +123,17 @@ def in_words(error: BaseException) -> str:
 def plain_text(text: str) -> str:
     """The text with "?" for what UTF-8 cannot encode."""
     return text.encode("utf-8", "replace").decode()
+
+
+def closest(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """`; did you mean X?`, or "" if no name is close: a poor guess is worse than none.
+
+    `prefix` is common to all and not compared, because it would make any two names similar.
+    """
+    names = [one.removeprefix(prefix) for one in known if one.startswith(prefix)]
+    word = word.removeprefix(prefix)
+    matches = difflib.get_close_matches(word, names, n=3, cutoff=0.75)
+    if not matches and len(word.lstrip("-")) > 2:
+        matches = [name for name in names if name.startswith(f"{word}-")]
+    matches.sort(key=lambda match: sorted(match) != sorted(word))  # letters in another order
+    return f"; did you mean {prefix}{matches[0]}?" if matches else ""

@@ -14,9 +14,9 @@ from pathlib import Path
 from headstart.app.cli import llama_server
 from headstart.app.cli.llama_server import OFF, ON
 from headstart.app.cli.resolve import Given
-from headstart.app.cli.settings import Setting, all_settings, closest, text_of
+from headstart.app.cli.settings import Setting, all_settings, text_of
 from headstart.config.fields import read_switch
-from headstart.types.errors import ConfigError
+from headstart.types.errors import ConfigError, closest
 
 HELP = ("-h", "--help", "--usage", "--help-all")
 SWITCHES = (*HELP, "--version", "--list-devices", "--print-config")

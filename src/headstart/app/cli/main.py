@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from headstart.types.errors import ConfigError, HeadstartError
+from headstart.types.errors import ConfigError, HeadstartError, closest
 
 if TYPE_CHECKING:
     from headstart.app.cli.command import Command
@@ -72,7 +72,6 @@ def _dispatch(arguments: list[str]) -> int:
         command, arguments = "serve", ["serve", "--model", *arguments]
     # imported here: the engine process imports this module if the command is a script
     from headstart.app.cli.command import PageRequested
-    from headstart.app.cli.settings import closest
 
     if command not in COMMANDS:
         raise ConfigError(

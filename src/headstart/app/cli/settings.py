@@ -5,10 +5,9 @@ Knows names, types and how text becomes a value, but not the origin of the text.
 
 from __future__ import annotations
 
-import difflib
 import math
 import typing
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 
@@ -218,17 +217,3 @@ def _speculator_settings() -> Iterator[Setting]:
         if speculator.Options is not None:
             prefix = f"spec_{name.replace('-', '_')}_"
             yield from settings_of(speculator.Options, ("speculation", "options", name), prefix)
-
-
-def closest(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """`; did you mean X?`, or "" if no name is close: a poor guess is worse than none.
-
-    `prefix` is common to all and not compared, because it would make any two names similar.
-    """
-    names = [one.removeprefix(prefix) for one in known if one.startswith(prefix)]
-    word = word.removeprefix(prefix)
-    matches = difflib.get_close_matches(word, names, n=3, cutoff=0.75)
-    if not matches and len(word.lstrip("-")) > 2:
-        matches = [name for name in names if name.startswith(f"{word}-")]
-    matches.sort(key=lambda match: sorted(match) != sorted(word))  # letters in another order
-    return f"; did you mean {prefix}{matches[0]}?" if matches else ""
