@@ -71,7 +71,7 @@ class Commands:
 
     def __init__(self) -> None:
         self.theirs, pipe = multiprocessing.Pipe(duplex=False)
-        self.items = Items(self.theirs.fileno())
+        self.source, self.items = Items(self.theirs.fileno()), list[bytes]()
         self.refused: list[str] = []
         self.sender = Sender(pipe, lambda request_id, error: self.refused.append(request_id))
 
@@ -81,10 +81,10 @@ class Commands:
             self.sender.send(request)
 
     def receive(self):
-        while (item := self.items.next()) is None:
+        while not self.items:
             select.select([self.theirs], [], [], 60)
-            self.items.read()
-        return pickle.loads(item)
+            self.items += self.source.read()
+        return pickle.loads(self.items.pop(0))
 
 
 @pytest.fixture

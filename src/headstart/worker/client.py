@@ -159,7 +159,12 @@ class WorkerClient:
             return
         match said:
             case list():
-                self._on_events(said)
+                for event in said:
+                    if event.is_last:
+                        self._note_end(event)
+                    find = self._deliver.pop if event.is_last else self._deliver.get
+                    if (deliver := find(event.request_id, None)) is not None:
+                        deliver(_as_exception(event) if isinstance(event, ErrorEvent) else event)
             case WorkerReport():
                 self._report = said
             case float():
@@ -182,14 +187,6 @@ class WorkerClient:
                 self.on_change("loaded")
         else:
             log.warning("the engine is ready again after restart %d", self._restarts)
-
-    def _on_events(self, events: list[Event]) -> None:
-        for event in events:
-            if event.is_last:
-                self._note_end(event)
-            find = self._deliver.pop if event.is_last else self._deliver.get
-            if (deliver := find(event.request_id, None)) is not None:
-                deliver(_as_exception(event) if isinstance(event, ErrorEvent) else event)
 
     def _note_end(self, event: Event) -> None:
         """Log the end here, because cancelled requests have no listener any longer."""

@@ -184,8 +184,8 @@ class Items:
         os.set_blocking(fd, False)
         self._fd, self._unread = fd, bytearray()
 
-    def read(self) -> None:
-        """Read what is available, up to 64 KiB.
+    def read(self) -> list[bytes]:
+        """Read what is available, up to 64 KiB; returns the items that are whole now, pickled.
 
         Raises:
             EOFError: the other side is closed.
@@ -193,39 +193,36 @@ class Items:
         try:
             data = os.read(self._fd, 1 << 16)
         except BlockingIOError:
-            return
+            return []
         except OSError:
             data = b""
         if not data:
             raise EOFError
         self._unread += data
-
-    def next(self) -> bytes | None:
-        """The oldest item, pickled, if all of it was read."""
-        if len(self._unread) <= _HEAD_BYTES:
-            return None
-        end = _HEAD_BYTES + int.from_bytes(self._unread[:_HEAD_BYTES], "little")
-        if len(self._unread) < end:
-            return None
-        item = bytes(memoryview(self._unread)[_HEAD_BYTES:end])
-        del self._unread[:end]
-        return item
+        items = list[bytes]()
+        while len(self._unread) > _HEAD_BYTES:
+            end = _HEAD_BYTES + int.from_bytes(self._unread[:_HEAD_BYTES], "little")
+            if len(self._unread) < end:
+                break
+            items.append(bytes(memoryview(self._unread)[_HEAD_BYTES:end]))
+            del self._unread[:end]
+        return items
 
 
 def read_items(fd: int, take: Callable[[Any], None], on_end: Callable[[], None]) -> None:
     """Call `take` with each item of a pipe from now on, in this asyncio loop, and `on_end` once,
     when the other side is closed; makes the descriptor non-blocking.
     """
-    items, loop = Items(fd), asyncio.get_running_loop()
+    source, loop = Items(fd), asyncio.get_running_loop()
 
     def read() -> None:
         try:
-            items.read()
+            items = source.read()
         except EOFError:
             loop.remove_reader(fd)
             on_end()
             return
-        while (item := items.next()) is not None:
+        for item in items:
             try:
                 take(pickle.loads(item))
             except Exception:  # the items behind it are already read: no event would trigger them

@@ -18,6 +18,7 @@ import select
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -257,17 +258,17 @@ def _receiver(fd: int) -> Callable[[float | None], Sequence[Command]]:
     """Reads commands from a pipe; waits the given seconds for one. Reading is limited to
     COMMAND_SECONDS: the rest is read the next time.
     """
-    items, poll = Items(fd), select.poll()
+    source, items, poll = Items(fd), deque[bytes](), select.poll()
     poll.register(fd, select.POLLIN)
 
     def receive(seconds: float | None) -> Sequence[Command]:
         commands, until = list[Command](), math.inf
         milliseconds = None if seconds is None else 1000.0 * seconds
         while time.monotonic() < until:
-            if (item := items.next()) is not None:
-                commands.append(pickle.loads(item))
+            if items:
+                commands.append(pickle.loads(items.popleft()))
             elif poll.poll(0 if commands else milliseconds):
-                items.read()
+                items.extend(source.read())
             else:
                 break
             if commands or seconds == 0.0:  # otherwise idle

@@ -234,7 +234,7 @@ def logged(caplog: pytest.LogCaptureFixture, *events) -> list[str]:
     client = WorkerClient(lambda: None)  # type: ignore[return-value]  # never started
     caplog.clear()
     with caplog.at_level(logging.INFO, "headstart.worker.request_log"):
-        client._on_events(list(events))
+        client._hear(None, list(events))
     return [record.getMessage() for record in caplog.records]
 
 
