@@ -140,7 +140,7 @@ class ChatDialect(OpenAIDialect):
             "delta": {"role": "assistant", "content": None},
             "finish_reason": None,
         }
-        chunks = [self.frame(self.chunk_kind, [role])]
+        chunks = [self.head | {"choices": [role]}]
         if self.body.echo and choice.prompt.echo:
             echo = Content(choice.prompt.echo)
             chunks.append(self.delta(choice, Piece(echo.text, events=(echo,))))
@@ -166,7 +166,8 @@ class ChatDialect(OpenAIDialect):
             entry["delta"] = _delta(piece.events)
         if piece.logprobs:
             entry["logprobs"] = {"content": self.probabilities(choice, piece.logprobs)}
-        return entry | {"finish_reason": None, **self.extras(piece)}
+        extras = self.extras(piece) if self.has_extras else {}
+        return entry | {"finish_reason": None, **extras}
 
 
 def chat_message(choice: Choice, echo: str) -> dict[str, Any]:

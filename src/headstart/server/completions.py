@@ -114,7 +114,7 @@ class CompletionDialect(OpenAIDialect):
             "logprobs": shown,
             "finish_reason": None,
         }
-        return entry | self.extras(piece)
+        return entry | self.extras(piece) if self.has_extras else entry
 
     def closing(self, choice: Choice) -> list[Chunk]:
         """As in llama-server, the last chunk of any stream has the usage."""
@@ -145,7 +145,7 @@ class NativeDialect(SingleDialect):
         }
         if piece.logprobs:
             chunk["completion_probabilities"] = self.probabilities(choice, piece.logprobs)
-        return chunk | self.extras(piece)
+        return chunk | self.extras(piece) if self.has_extras else chunk
 
     def closing(self, choice: Choice) -> list[Chunk]:
         return [self._picked(native_answer(self.call, self.body, choice, "", ()))]

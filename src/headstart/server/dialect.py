@@ -9,11 +9,11 @@ from abc import ABC, abstractmethod
 from codecs import IncrementalDecoder
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import orjson
 
-from headstart.server import sse
 from headstart.server.answer_numbers import (
     Emission,
     counterfactual,
@@ -107,18 +107,15 @@ class Choice:
 
     def _read(self, text: str) -> Sequence[AnswerEvent]:
         """Add to the message; calls without an id of the model's own get one."""
-        if self.parser is None:
+        if self.parser is None or self.parser.is_done:
             events: list[AnswerEvent] = [Content(text)] if text else []
         else:
             events = self.parser.feed(text) + (self.parser.finish() if self.finish else [])
-        named = [
-            dataclasses.replace(event, call_id="call_" + secrets.token_hex(12))
-            if isinstance(event, ToolCall) and not event.call_id
-            else event
-            for event in events
-        ]
-        self.message.add(named, len(self.tokens))
-        return named
+        for at, event in enumerate(events):
+            if isinstance(event, ToolCall) and not event.call_id:
+                events[at] = dataclasses.replace(event, call_id="call_" + secrets.token_hex(12))
+        self.message.add(events, len(self.tokens))
+        return events
 
     @property
     def stats(self) -> RequestStats:
@@ -156,6 +153,7 @@ class Dialect(ABC):
         self.call = call
         self.body = body
         self.choices = choices
+        self.has_extras = body.return_tokens or body.provenance
 
     def opening(self, choice: Choice) -> list[Chunk]:
         """Chunks before the first text of a choice."""
@@ -179,7 +177,7 @@ class Dialect(ABC):
 
     def encode(self, chunk: Chunk) -> bytes:
         """A chunk as it is sent: a server-sent event."""
-        return sse.event(chunk)
+        return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
     def encode_error(self, body: Chunk) -> bytes:
         """An error that ends a stream, as it is sent."""
@@ -242,7 +240,7 @@ class SingleDialect(Dialect):
         """The chunk that carries a piece."""
 
     def deltas(self, choice: Choice, piece: Piece) -> list[Chunk]:
-        per_token = piece.tokens and (self.body.return_tokens or self.body.provenance)
+        per_token = piece.tokens and self.has_extras
         return [self.delta(choice, piece)] if piece.events or piece.logprobs or per_token else []
 
     def progress(self, choice: Choice, event: ProgressEvent) -> list[Chunk]:
@@ -260,14 +258,14 @@ class OpenAIDialect(SingleDialect):
         """One member of `choices`."""
 
     def delta(self, choice: Choice, piece: Piece) -> Chunk:
-        return self.frame(self.chunk_kind, [self.entry(choice, piece, is_whole=False)])
+        return self.head | {"choices": [self.entry(choice, piece, is_whole=False)]}
 
     def closing(self, choice: Choice) -> list[Chunk]:
         last = self.entry(choice, Piece(), is_whole=False) | {"finish_reason": choice.finish_reason}
-        chunks = [self.frame(self.chunk_kind, [last])]
+        chunks = [self.head | {"choices": [last]}]
         if all(one.finish for one in self.choices):
             if self.body.stream_options.include_usage:
-                chunks.append(self.frame(self.chunk_kind, []) | {"usage": self.usage()})
+                chunks.append(self.head | {"choices": [], "usage": self.usage()})
             chunks[-1] |= self.numbers()
         return chunks
 
@@ -280,20 +278,21 @@ class OpenAIDialect(SingleDialect):
                 self.entry(choice, piece, is_whole=True) | {"finish_reason": choice.finish_reason}
             )
         return (
-            self.frame(self.chunk_kind.removesuffix(".chunk"), entries)
-            | {"usage": self.usage()}
+            self.head
+            | {"object": self.chunk_kind.removesuffix(".chunk")}
+            | {"choices": entries, "usage": self.usage()}
             | self.numbers()
         )
 
-    def frame(self, kind: str, choices: list[Chunk]) -> Chunk:
-        """An object with these `choices`."""
+    @cached_property
+    def head(self) -> Chunk:
+        """What all chunks of the call have in common."""
         return {
             "id": self.call.id,
-            "object": kind,
+            "object": self.chunk_kind,
             "created": self.call.created,
             "model": self.call.model.alias,
             "system_fingerprint": self.call.fingerprint,
-            "choices": choices,
         }
 
     def usage(self) -> Chunk:

@@ -61,6 +61,7 @@ class AnswerReader:
         self.text = ""
         self.at = 0
         self.is_over = False
+        self.is_done = False  # all that follows is content
         self.num_calls = 0
         self._num_dropped = 0  # characters before `text`
         self._kept: int | None = None  # where the outermost attempt began, in the whole text
@@ -82,8 +83,9 @@ class AnswerReader:
         return self._go_on()
 
     def _go_on(self) -> list[AnswerEvent]:
-        if next(self._reading, self) is self:  # all was read; what follows is content
-            self.content(self.text[self.at :])
+        if next(self._reading, self) is self:
+            self.is_done = True
+            self._note(Content(self.text[self.at :]))
             self.at = len(self.text)
         events, self._events = self._events, []
         return events
