@@ -102,7 +102,7 @@ def _opened(
 
 def _continued_part(body: TemplateBody, defaults: ChatConfig) -> Part | None:
     """Which part of the last message the answer continues; None if it is a new one."""
-    part = body.continue_final_message
+    part: Part | bool | None = body.continue_final_message
     if part not in (None, True, False, "content", "reasoning_content"):
         raise not_supported(
             f"continue_final_message is {shorten(part)} but must be true, false, content or "
@@ -124,8 +124,8 @@ def _continued_part(body: TemplateBody, defaults: ChatConfig) -> Part | None:
     last = body.messages[-1]
     if last.get("tool_calls"):
         raise RequestError("an assistant message with tool_calls cannot be continued")
-    if part in ("content", "reasoning_content"):
-        return part  # type: ignore[no-any-return]  # a string of the body
+    if isinstance(part, str):
+        return part
     has_only_reasoning = last.get("reasoning_content") and not last.get("content")
     return "reasoning_content" if has_only_reasoning else "content"
 
