@@ -27,7 +27,7 @@ from headstart.engine.parameters import Limits
 from headstart.engine.sequences import Sequences
 from headstart.scheduler.offloading import Offloading
 from headstart.types import Batch, CacheKind
-from headstart.types.errors import EngineError
+from headstart.types.errors import ConfigError, EngineError
 
 PLAIN = Setting(exact=False)  # F32 weights: two rows use other kernels than one, without near ties
 KINDS = {
@@ -151,6 +151,17 @@ def test_exact_rows_behind_a_large_image_are_the_same_behind_a_window_from_main_
     differences = alone.differences(restored)
     assert len(differences) > 10
     assert not differences.any()
+
+
+def test_exact_texts_of_a_model_with_windows_need_flash_attention(tmp_path: Path) -> None:
+    """Without it, what came behind a window from main memory had other last bits."""
+    plain, windows = (
+        write_model(tmp_path / f"{name}.gguf", name, changes=changes_for(name, 0))
+        for name in ("llama", "gemma3")
+    )
+    assert engine_of(plain, exact=True, flash_attn="off").widths
+    with pytest.raises(ConfigError, match="leave out --flash-attn off"):
+        engine_of(windows, exact=True, flash_attn="off")
 
 
 def test_what_was_copied_is_the_same_whatever_becomes_of_its_source_before_the_next_decode(

@@ -22,8 +22,15 @@ def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasse
     repacked weights sum in another order for a few rows. Without repacking it may.
 
     Raises:
-        ConfigError: there are no such widths, not even with the CPU's reference kernels.
+        ConfigError: there are no such widths, not even with the CPU's reference kernels; or
+            flash attention is off, and the model has windows.
     """
+    if engine.window and not engine.params.flash_attn_type:
+        raise ConfigError(
+            "--exact needs flash attention with a model of windows (here of "
+            f"{engine.window} tokens): without, sums depend on the cells of a window, and one that "
+            "comes back from main memory has others; leave out --flash-attn off"
+        )
     sequences = range(min(engine.num_sequences, 8))
     adapters = (1.0,) * len(engine.adapters.describe())
     for is_reference in (False,) if is_repacked else (False, True):
