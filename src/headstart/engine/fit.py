@@ -17,7 +17,7 @@ from typing import Any
 from headstart.config import LEAST_CONTEXT, EngineConfig
 from headstart.config.engine import fit_targets
 from headstart.engine.devices import list_devices
-from headstart.engine.footprint import HOST, Measured, Use, Uses, can_measure, measure
+from headstart.engine.footprint import HOST, REPACKED, Measured, Use, Uses, can_measure, measure
 from headstart.engine.machine import available_memory
 from headstart.engine.parameters import Limits
 from headstart.types.errors import ConfigError
@@ -44,14 +44,21 @@ class Fitted:
 
     config: EngineConfig  # of the target; its context is never 0
     limits: Limits
-    uses: Uses = field(default_factory=dict)  # of all models, by device
+    uses: Uses = field(default_factory=dict)  # of all models, by libllama's names
     remarks: tuple[str, ...] = ()
     free: Mapping[str, int] = field(default_factory=dict)  # bytes of each device
     usable: Mapping[str, int] = field(default_factory=dict)  # the same, minus what others need
 
+    def by_device(self) -> Uses:
+        """Memory use by device; repacked weights are in main memory."""
+        uses = dict(self.uses)
+        if repacked := uses.pop(REPACKED, None):
+            uses[HOST] = repacked + uses.get(HOST, Use())
+        return uses
+
     def describe(self) -> str:
         """One line for the log."""
-        uses = self.uses.items()
+        uses = self.by_device().items()
         return "; ".join(f"{_size(use.total)} of {name} ({_shown(use)})" for name, use in uses)
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from headstart.app.cli.devices import _facts, tables
 from headstart.config import EngineConfig
 from headstart.engine import footprint
 from headstart.engine.fit import Fitted, Part, fit
-from headstart.engine.footprint import HOST, Measured, Use
+from headstart.engine.footprint import HOST, REPACKED, Measured, Use
 from headstart.engine.parameters import Facts, Limits
 from headstart.types.errors import ConfigError
 
@@ -71,6 +72,16 @@ def fitted(
         measure=measure or machine(),
         free=lambda: {"CUDA0": int(gpu_gib * GIB), HOST: 64 * GIB},
     )
+
+
+def test_repacked_weights_are_told_as_main_memory() -> None:
+    uses = {HOST: Use(60 * MIB, 85 * MIB), REPACKED: Use(83 * MIB), "CUDA0": Use(compute=MIB)}
+    found = Fitted(EngineConfig(), Limits(4, 4, 0), uses)
+    facts, table = _facts((), found), tables((), found)
+    assert facts["needs"] == {HOST: 228 * MIB, "CUDA0": MIB}
+    assert re.search(rf"{HOST} +143 MiB +85 MiB +0 MiB +228 MiB", table)
+    assert f"228 MiB of {HOST} (weights 143 MiB, " in found.describe()
+    assert f"{REPACKED} " not in table + found.describe()
 
 
 def test_with_enough_memory_nothing_is_lowered() -> None:
