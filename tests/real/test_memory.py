@@ -238,3 +238,21 @@ def test_exact_decodes_may_be_small_but_not_too_small(tmp_path: Path) -> None:
     assert engine_of(path, exact=True, batch=7).widths.most == 7
     with pytest.raises(ConfigError, match="decodes of 6 tokens and --batch is 5; raise it"):
         engine_of(path, exact=True, batch=5)
+
+
+@pytest.mark.parametrize(("is_unified", "warned"), [(True, 2), (False, 0)])
+def test_only_a_context_that_a_request_can_have_is_compared_with_the_trained(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_unified: bool, warned: int
+) -> None:
+    path = tiny_llama(tmp_path / "tiny.gguf")  # trained on 2048 tokens
+    config = Config(
+        engine=EngineConfig(context=4096, gpu_layers=0, threads=1),
+        scheduler=SchedulerConfig(parallel=4, kv_unified=is_unified),
+        speculation=SpeculationConfig(spec_type="draft-model"),
+    )
+    with caplog.at_level("WARNING", "headstart"):
+        scheduler, _ = build_scheduler(config, Models(path, path), warms_up_later=True)
+    scheduler.drafting.close()
+    told = [line for line in caplog.messages if "train" in line]
+    assert len(told) == warned
+    assert all("trained on 2048 tokens but a request may have 4096" in line for line in told)

@@ -153,6 +153,8 @@ def build_scheduler(
         adapters=adapters.describe() if adapters else (),
     )
     log.info("%s", _summary(info))
+    for remark in _beyond_training(info):
+        log.warning("%s", remark)
     if memory := fitted.describe():
         log.info("memory: %s", memory)
     return scheduler, info
@@ -197,6 +199,16 @@ def _summary(info: WorkerInfo) -> str:
         + (f"; {speculation['heads']['words']}" if speculation["heads"] else "")
         + (f"; {speculation['unusable']}" if speculation["unusable"] else "")
     )
+
+
+def _beyond_training(info: WorkerInfo) -> list[str]:
+    """Warnings about models with which a request may have more tokens than they were trained on."""
+    return [
+        f"{one.name} was trained on {one.train_context_size} tokens but a request may have {most}, "
+        "and text or drafts may be poor from there on; lower --context, or set --rope-scaling"
+        for one in (info.target, info.draft)
+        if one and (most := min(info.context_size, one.context_size)) > one.train_context_size
+    ]
 
 
 def load_served_model(config: Config, models: Models) -> ServedModel:

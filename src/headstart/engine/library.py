@@ -66,8 +66,10 @@ def _on_log(level: int, text: bytes, _user: object) -> None:
                 "youngest request waits; "
                 "a larger --context avoids it"
             )
-    # heads left out on purpose, and images, which have fewer positions than cells
-    if line.startswith("model has unused tensor") or "non-consecutive token position" in line:
+    # heads left out on purpose; images, which have fewer positions than cells; and contexts longer
+    # than trained, of which a request may have less (app/assemble.py warns if not)
+    known = ("model has unused tensor", "non-consecutive token position", "context overflow")
+    if any(words in line for words in known):
         _level = logging.DEBUG
     if _level >= logging.ERROR:
         _recent_errors.append(line)
