@@ -123,8 +123,9 @@ def test_measure_compares_copies_and_draft_models_without_training_libraries(
     assert state.exists()  # the warm-up is not needed again
 
 
-def test_a_moment_of_another_program_does_not_price_a_draft_model(folder, monkeypatch) -> None:
-    times = iter([(30.0, 1.0), *[(1.0, 1.0)] * 99])
+@pytest.mark.parametrize("first", [30.0, 0.01])
+def test_one_decode_timed_too_slow_or_fast_does_not_price_a_model(folder, monkeypatch, first):
+    times = iter([(first, 1.0), *[(1.0, 1.0)] * 99])
     monkeypatch.setattr(DraftModelSpeculator, "time_decodes", lambda *given: next(times))
     assert Candidates(CONFIG, path(TARGET)).draft_model(path(DRAFT), recorded(folder)[:1])[1] == 1.0
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from headstart.types import Engine
 from headstart.types.errors import ConfigError, ModelError
 
 WIDTH = 8  # texts that a draft model follows at once
-NUM_TIMED = 16  # the least counts: another program may have the processor
+NUM_TIMED = 16  # the median counts: single ones may be far too slow, or too fast
 SUFFIX = "suffix"
 
 
@@ -85,7 +86,7 @@ class Candidates:
         speculator = make_speculator(DRAFT_MODEL, options, parts)
         replayed = replay(speculator, texts, self.sampler, WIDTH)
         timed = [speculator.time_decodes(time.perf_counter) for _ in range(NUM_TIMED)]
-        return replayed, min(one[0] for one in timed if one is not None)
+        return replayed, median(one[0] for one in timed if one is not None)
 
     def check_tokens(self, draft: Path) -> None:
         """Check that a draft model has the target's own tokens.
