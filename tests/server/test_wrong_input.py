@@ -183,6 +183,7 @@ def test_fields_of_a_native_completion_are_checked(client, field, value, says):
     ("body", "says"),
     [
         ({}, "messages is required"),
+        ({"messages": []}, "messages is [] but must be a list with at least one message"),
         ({"messages": "hi"}, "messages is 'hi' but must be a list"),
         ({"messages": ["hi"]}, "messages.0 is 'hi'"),
         ({"messages": [None]}, "messages.0 is null but must be an object"),

@@ -19,6 +19,7 @@ from headstart.server.answer import answer, make_choices, new_call
 from headstart.server.body import Body, off_loop, read_body
 from headstart.server.conversation import render_chat
 from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece
+from headstart.server.errors import wrong_value
 from headstart.server.event_stream import single_event
 from headstart.server.media import Media, Source, read_media, take_media
 from headstart.server.prompts import read_chat
@@ -44,6 +45,8 @@ B = TypeVar("B", bound=TemplateBody)
 async def chat_completions(http: HttpRequest) -> Response:
     """Answer chat messages."""
     body = await read_body(http, ChatBody)
+    if not body.messages:  # unlike Anthropic's and Ollama's, where an empty list means something
+        raise wrong_value("messages", [], "a list with at least one message")
     return await answer_chat(http, lambda: body, "chatcmpl-", ChatDialect)
 
 
