@@ -30,7 +30,7 @@ from headstart.engine.footprint import HOST, can_measure, measure, uses_of
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.types import Batch
-from headstart.types.errors import ConfigError
+from headstart.types.errors import ConfigError, ModelError
 
 needs_measuring = pytest.mark.skipif(not can_measure(), reason="libllama tells on Linux x86-64")
 LIMITS = Limits(4, 4 * 17, 16)
@@ -256,3 +256,10 @@ def test_only_a_context_that_a_request_can_have_is_compared_with_the_trained(
     told = [line for line in caplog.messages if "train" in line]
     assert len(told) == warned
     assert all("trained on 2048 tokens but a request may have 4096" in line for line in told)
+
+
+def test_the_log_names_a_file_before_it_is_read(tmp_path: Path, caplog) -> None:
+    path = tmp_path / "missing.gguf"
+    with caplog.at_level("INFO", "headstart"), pytest.raises(ModelError):
+        build_scheduler(Config(), Models(path))
+    assert caplog.messages[0] == f"loading {path}"

@@ -101,6 +101,7 @@ def build_scheduler(
     from headstart.types.report import EmbeddingInfo, WorkerInfo
     from headstart.worker.embedding import EmbeddingQueue
 
+    log.info("loading %s", models.target)
     models = choose_speculators(config, models)
     drafter = models.drafter
     controller, file, why_fresh = load_control(config, models)
