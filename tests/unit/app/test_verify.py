@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,11 @@ import pytest
 from numpy.typing import NDArray
 from tests.harness import EOS, Model, Oracle, ReadingFilters, make_scheduler
 
-from headstart.app.cli.verify import COMMAND, _summary
-from headstart.app.verify import TEMPERATURES, TextComparison, verify
+from headstart.app.cli.verify import COMMAND, VerifyOptions, _summary
+from headstart.app.speculation import without_file
+from headstart.app.verify import TEMPERATURES, TextComparison, _ways, verify
+from headstart.config import SchedulerConfig
+from headstart.config.fields import option_of
 from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
 from headstart.sampling.verify import emit
@@ -49,6 +53,18 @@ def run(make: Callable[[], Model] = Model, num: int = len(REQUESTS)) -> TextComp
 def ways(verdict: TextComparison) -> set[str]:
     assert verdict.num_different
     return {one.way for one in verdict.differences}
+
+
+def test_the_help_says_how_many_texts_a_prompt_gives() -> None:
+    """Of drafts of a fixed length, half of the texts are compared."""
+    scheduler: Any = SimpleNamespace(
+        drafting=SimpleNamespace(speculators=without_file().split(","))
+    )
+    slots = (1, SchedulerConfig().parallel)
+    all_ways = [way.speculation for number in slots for way in _ways(scheduler, number)]
+    shares = [1.0 if name in ("off", "auto") else 0.5 for name in all_ways]
+    (limit,) = (one for one in fields(VerifyOptions) if one.name == "prompts_limit")
+    assert f"about {sum(shares) * len(TEMPERATURES):.0f} texts" in option_of(limit).help
 
 
 def test_all_texts_of_a_sound_server_are_the_same() -> None:

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 class VerifyOptions:
     """Extent of the comparison."""
 
-    prompts_limit: int = option(6, "prompts to answer in each way", least=1)
+    prompts_limit: int = option(
+        6,
+        "prompts to answer in each way; each gives about 90 texts, so 6 take minutes, and with a "
+        "large model an hour or more",
+        least=1,
+    )
     tokens: int = option(48, "tokens of each answer", least=1)
     json: bool = option(False, "print JSON, for programs")
 
