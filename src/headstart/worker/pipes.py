@@ -9,6 +9,7 @@ quarter of the web process's time per token.
 from __future__ import annotations
 
 import asyncio
+import copyreg
 import logging
 import os
 import pickle
@@ -23,7 +24,7 @@ from headstart.structures.prefix import packed
 from headstart.structures.tenants import surplus, tenant_of
 from headstart.types.errors import CapacityError, QuotaError
 from headstart.types.report import WorkerInfo, WorkerReport
-from headstart.types.request import EmbeddingRequest, Event, Request, Work
+from headstart.types.request import EmbeddingRequest, Event, Request, TokenEvent, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,9 @@ Said = list[Event] | WorkerReport | WorkerInfo | float | BaseException
 models, and why it fails.
 """
 
+
+# a code of the private range: else the class is imported by its names for each token
+copyreg.add_extension(TokenEvent.__module__, TokenEvent.__qualname__, 240)
 
 log = logging.getLogger(__name__)
 
