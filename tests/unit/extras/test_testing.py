@@ -185,6 +185,15 @@ def test_one_that_drafts_in_json_alone_passes() -> None:
     check_speculator(Quoting)
 
 
+def test_one_that_ignores_repetitions_passes_without_that_promise() -> None:
+    silent = drafting(lambda _: Draft())
+    with pytest.raises(AssertionError, match="pass repeats=False"):
+        check_speculator(silent)
+    assert check_speculator(silent, repeats=False) == (0, 0)
+    with pytest.raises(AssertionError, match="max_tokens is 1"):  # all others are checked
+        check_speculator(drafting(lambda _: Draft([1, 2])), repeats=False)
+
+
 def test_a_good_one_passes_and_what_it_drafted_is_counted() -> None:
     drafted, accepted = check_speculator(Spelling)
     assert drafted > accepted > 0
