@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import sys
@@ -15,7 +16,7 @@ from tests.server.fake_worker import FakeWorker
 from tests.server.serving import served_model, serving
 
 from headstart.config import SamplingConfig, ServerConfig
-from headstart.server.listen import serve, take_port
+from headstart.server.listen import StoppableServer, serve, take_port
 from headstart.server.sampling import request_defaults
 from headstart.server.service import ServedModel
 from headstart.types.errors import ConfigError, ModelError
@@ -148,6 +149,21 @@ def test_a_file_that_cannot_be_read_stops_the_start_with_its_flag(files):
 def test_sockets_name_their_protocol_so_that_tokens_are_sent_at_once():
     with take_port(ServerConfig(port=0)) as listener:
         assert listener.proto == socket.IPPROTO_TCP
+
+
+async def test_an_idle_server_looks_once_a_second_whether_to_end_and_ends_when_it_is_told():
+    server, looks = StoppableServer(uvicorn.Config(print), None, None), []
+
+    async def look(counter: int) -> bool:
+        looks.append(counter)
+        return server.should_exit
+
+    server.on_tick = look
+    running = asyncio.create_task(server.main_loop())
+    await asyncio.sleep(0.15)
+    assert len(looks) == 1
+    server.should_exit = True
+    await asyncio.wait_for(running, 0.5)
 
 
 def test_serving_ends_with_the_reason_when_the_model_cannot_be_loaded(caplog):
