@@ -23,7 +23,8 @@ from headstart.server.body import read_object
 SAID = ("messages", "input_extra", "input", "input_prefix", "prompt", "input_suffix")
 MAX_TEXT_BYTES = 2**20  # of a conversation; what is longer is known by its beginning
 MAX_END_BYTES = 2**18  # of an answer, in which its timings are looked for
-_FILE = re.compile(rb'"(?:data:[\w/.+-]+;base64,)?([\w+/-]{4096,}={0,2})"')
+# base64, in lines or not
+_FILE = re.compile(rb'"(?:data:[\w/.+-]+;base64,)?([\w+/\\-]{4096,}+={0,2}[\\rn]{0,4})"')
 
 
 @dataclass(frozen=True, slots=True)
