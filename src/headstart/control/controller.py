@@ -172,18 +172,16 @@ class Controller:
         file.write(encode(self))
 
     def load(self, file: StateFile) -> str:
-        """Load the saved state, if any; returns the reason if not (then nothing changed)."""
+        """Load the saved state, if any, before anything is learned; returns the reason if not (then
+        nothing changed).
+        """
         if not file.state:
             return file.why_not
-        fresh = Controller()
         try:
-            restore(fresh, file.state)
-            for table in fresh._calibration.tables.values():
-                table.loosen()
+            for one in (Controller(), self):  # another form fails with the first
+                restore(one, file.state)
+                for table in one._calibration.tables.values():
+                    table.loosen()
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             return f"it is of another version of Headstart ({error!r}); control starts over"
-        for speculator, table in self._calibration.tables.items():
-            if table.is_probability:
-                fresh._calibration.tables[speculator].is_probability = True
-        self.__dict__.update(fresh.__dict__)
         return ""
