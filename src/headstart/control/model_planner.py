@@ -77,7 +77,6 @@ class ModelDraftPlanner:
                     auto.append(slot)
             if not auto:
                 continue
-            self._accrue(name)
             tables = self._calibration.tables
             num_labels = tables[name].num_labels + tables[with_gap(name)].num_labels
             if num_labels < WEIGHT:  # until then it does not catch up on every prompt
@@ -114,23 +113,16 @@ class ModelDraftPlanner:
     def may_ask_now(self, speculator: str) -> bool:
         """Whether to plan for it in this step; call it once per step."""
         drafter = self.drafters[speculator]
-        probes, rests = drafter.probes, drafter.rest > 0
-        if probes.is_closed and self.drafters[with_gap(speculator)].probes.is_closed:
+        probes, gapped = drafter.probes, self.drafters[with_gap(speculator)].probes
+        probes.accrue()
+        gapped.accrue()
+        rests = drafter.rest > 0
+        if probes.is_closed and gapped.is_closed:
             rests = probes.savings < probes.goal
         if probes.reading is not None or not rests:
             return True
         drafter.rest = max(0, drafter.rest - 1)
-        self._accrue(speculator)
         return False
-
-    def _accrue(self, speculator: str) -> None:
-        for name in (speculator, with_gap(speculator)):
-            self.drafters[name].probes.accrue()
-
-    def begin(self) -> None:
-        """Reset rests for a new request: it may be one for which a model pays."""
-        for drafter in self.drafters.values():
-            drafter.rest = drafter.num_refused = 0
 
     def observe(self, call: DraftCall, plain: float, saved_ms: float) -> None:
         """Update cost and draft-length statistics from one call.

@@ -116,8 +116,6 @@ def test_a_model_that_does_not_pay_is_planned_for_in_every_fourth_step() -> None
         ]
         assert allowance.num_granted == 0
     assert planned <= 90
-    controller.begin(2, "")
-    assert controller.may_ask_model_now("model"), "a new request may be one for which it pays"
 
 
 def test_a_speculator_that_pays_for_one_of_two_answers_is_asked_for_both() -> None:

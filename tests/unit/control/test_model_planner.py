@@ -166,6 +166,7 @@ def test_a_probe_is_told_from_a_draft_that_is_expected_to_pay() -> None:
         controller = learned(labels)
         allowance = SLOT
         while not allowance.num_granted:
+            controller.may_ask_model_now("model")
             allowance = granted(controller, SLOT)
         assert allowance.is_probe == is_probe
 
@@ -200,6 +201,8 @@ def two_models(*, round_ms: dict[str, float], num_right: dict[str, int]) -> Cont
 
 
 def lengths(controller: Controller, slot: AskedAnswer, order: tuple[str, ...]) -> dict[str, int]:
+    for name in order:
+        controller.may_ask_model_now(name)  # accrues the budget for probes
     planned = grant(controller, {name: [slot] for name in order}, STEP)
     return {name: allowance.num_granted for name, (allowance,) in planned.items()}
 

@@ -53,8 +53,9 @@ def answer(
     while at < ANSWER:
         recent = min(unread, READ_A_CALL) if can_skip else None
         catch_up = prompt + at if gap else unread
-        slot = model_slot(seq_id, 16, catch_up, num_left=ANSWER - at, recent=recent)
-        (allowance,) = grant(controller, {"model": [slot]}, STEP)["model"]
+        allowance = model_slot(seq_id, 16, catch_up, num_left=ANSWER - at, recent=recent)
+        if controller.may_ask_model_now("model"):
+            (allowance,) = grant(controller, {"model": [allowance]}, STEP)["model"]
         matched = 0
         if allowance.num_granted:
             if allowance.skips and recent is not None:
