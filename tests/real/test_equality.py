@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from tests.architectures import tiny_hybrid, write_model
 from tests.harness import play
 from tests.real.answers import (
+    CONTEXT,
     Setting,
     at_each_temperature,
     compare,
@@ -26,14 +28,15 @@ from tests.real.answers import (
 from tests.real.support import decode, engine_of
 
 from headstart.app import demo, loading
-from headstart.app.assemble import Models
+from headstart.app.assemble import Models, build_scheduler
 from headstart.app.loading import fit_models, load_target
 from headstart.engine.context import LlamaEngine
 from headstart.engine.fit import Fitted
 from headstart.engine.footprint import HOST, REPACKED, Use, can_measure
+from headstart.engine.groups import runs_of
 from headstart.engine.model import Model
 from headstart.scheduler.widths import WidthComparison
-from headstart.types import FINAL_STATE, LAST_STATE
+from headstart.types import FINAL_STATE, LAST_STATE, Batch
 from headstart.types.constraint import Constraint, ConstraintKind, ThoughtMarks
 from headstart.types.errors import ConfigError
 from headstart.types.request import Request
@@ -154,6 +157,59 @@ def test_a_hybrid_writes_the_same_with_one_slot_as_with_several(monkeypatch, tmp
         assert isinstance(engine, LlamaEngine)
         widths.append(engine.widths)
     assert widths == [Widths(*alike)] * 2
+
+
+def test_prompts_are_decoded_in_wide_decodes_and_answers_in_narrow_ones(monkeypatch) -> None:
+    """However they are cached, interrupted or shifted, if no class has both."""
+    classes = WidthClasses((tuple(range(1, 8)), tuple(range(8, 64)), (64,)), (), 0.1)
+    monkeypatch.setattr(WidthComparison, "run", lambda *_: classes)
+    setting = Setting("ngram-simple", 5, 3)
+    config = setting.config()
+    config = replace(config, scheduler=replace(config.scheduler, context_shift=True))
+    scheduler = build_scheduler(config, Models(demo.path(demo.TARGET), None, is_demo=True))[0]
+    engine = scheduler.engine
+    assert isinstance(engine, LlamaEngine)
+    seen, launch = Counter[str](), engine._launch
+
+    def check(batch: Batch) -> None:
+        for start, _, _ in runs_of(batch):
+            user = scheduler.cells[int(batch.seq_ids[start])].user
+            assert user is not None
+            is_wide = bool(batch.positions[start] < user.num_read)
+            assert (8 if is_wide else 1) <= batch.num_rows <= (63 if is_wide else 7)
+            seen["prompt" if is_wide else "answer"] += 1
+            seen["resumed" if not is_wide and not user.is_generating else ""] += 1
+        launch(batch)
+
+    def check_rows(batch: Batch) -> None:
+        for start, end, _ in runs_of(batch):
+            user = scheduler.cells[int(batch.seq_ids[start])].user
+            assert user is not None
+            assert len({*(batch.positions[start:end] < user.num_read).tolist()}) == 1
+        launch_all(batch)
+
+    launch_all = engine.launch
+    monkeypatch.setattr(engine, "launch", check_rows)
+    monkeypatch.setattr(engine, "_launch", check)
+    requests = make_requests(6, 0.0, max_tokens=60)
+    answers = play(scheduler, requests)
+    first = requests[0]
+    text = (*first.prompt, *answers[first.request_id].tokens)
+    (again,) = play(scheduler, [replace(first, request_id="a", prompt=(*text, 5, 6))]).values()
+    assert again.stats is not None
+    assert len(first.prompt) - 1 <= again.stats.num_cached <= len(first.prompt)
+
+    long = replace(requests[1], max_tokens=CONTEXT, request_id="long")
+    scheduler.submit(replace(long, sampling=replace(long.sampling, ignore_eos=True)))
+    for number in range(CONTEXT):
+        scheduler.step()
+        if number % 40 == 20 and scheduler.running:
+            lacks_cells = number % 80 == 20
+            scheduler._interrupt(scheduler.running[0], "a test", lacks_cells=lacks_cells)
+        scheduler.take_events()
+    assert seen["prompt"] > 10
+    assert seen["answer"] > 10
+    assert seen["resumed"] > 3
 
 
 def test_weights_are_freed_before_they_are_loaded_unpacked(monkeypatch) -> None:

@@ -46,14 +46,17 @@ def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasse
         widths = classes.choose(engine.max_padding if can_pad else 0)
         if widths and (widths.pads_little or not is_repacked):
             engine.widths, engine.is_alone = widths, classes.is_alone
+            engine.prompt_widths = widths
+            if engine.cache_kind is CacheKind.CUT:  # others cannot take padding back
+                engine.prompt_widths = classes.choose_for_prompts(widths)
             if engine.cache_kind is CacheKind.ROLLBACK:  # of one decode, with all that pads it
                 sizes = range(1, 1 + min(MOST_SHORT, widths.most))
                 fitting = [n for n in sizes if widths.fit(n) - 1 <= engine.max_padding]
                 engine.max_rollback = min(engine.max_rollback, len(fitting) - 1)
             log.info(
-                "exact: decodes of %s rows (widths that agree: %s%s); padding makes one row take "
-                "%.2f times as long",
-                widths, classes, ", reference kernels" * is_reference, classes.cost(widths),
+                "exact: decodes of %s rows, prompts of %s (widths that agree: %s%s); padding makes "
+                "one row take %.2f times as long", widths, engine.prompt_widths,
+                classes, ", reference kernels" * is_reference, classes.cost(widths),
             )  # fmt: skip
             return replace(classes, is_exact=True)
     if is_repacked:

@@ -131,5 +131,6 @@ def _facts(config: EngineConfig) -> str:
         facts += [f"{flag} {ModelId.of(file).digest} {scale}" for file, scale in files]
     if config.exact:
         # the context may be what fits, which is another one each time
+        facts.append("without answers, which may have kernels of their own")
         facts += [platform.node(), platform.machine(), repr(replace(config, context=0))]
     return "\0".join(facts)

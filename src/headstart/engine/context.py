@@ -55,6 +55,7 @@ class LlamaEngine(Sequences):
         is_split = model.facts.architecture == "deepseek4" and not limits.is_heads
         self.has_own_caches = config.exact or is_split
         self.widths, self.is_alone = ALL_WIDTHS, False  # widths of decodes, in exact mode
+        self.prompt_widths = ALL_WIDTHS  # those of prompts, in exact mode
         self.num_sequences = limits.num_sequences
         context = config.context or model.facts.train_context
         params = context_params(model.facts, config, limits, context)
@@ -135,6 +136,10 @@ class LlamaEngine(Sequences):
         return self.model.facts.window if partial < whole else 0
 
     @property
+    def has_prompt_widths(self) -> bool:
+        return self.prompt_widths != self.widths
+
+    @property
     def is_asynchronous(self) -> bool:
         return self._asynchrony.is_proven
 
@@ -161,10 +166,10 @@ class LlamaEngine(Sequences):
             return
         runs = runs_of(batch) if self.is_exact or self.cache_kind is not CacheKind.CUT else []
         if self.is_exact:
+            widths = self.widths, self.prompt_widths
             kind, is_alone = self.cache_kind, self.is_alone
-            self._launch_groups(
-                batch, exact_groups(batch, runs, self.widths, kind, is_alone=is_alone)
-            )
+            groups = exact_groups(batch, runs, widths, kind, is_alone=is_alone)
+            self._launch_groups(batch, groups)
         elif self.cache_kind is CacheKind.ROLLBACK and len(runs) > 1:
             self._launch_evenly(batch, runs)
         else:
@@ -244,7 +249,7 @@ class LlamaEngine(Sequences):
         for group in groups:
             if grouped.group.runs:
                 self._collect(grouped)
-            grouped.stage(group, self.widths)
+            grouped.stage(group)
             is_cut = self.cache_kind is CacheKind.CUT
             self._launch_runs(self._staging, () if is_cut else runs_of(self._staging))
             self._grouped = grouped

@@ -29,37 +29,46 @@ class Group(NamedTuple):
 
     runs: list[Run]
     width: int
+    widths: Widths = ALL_WIDTHS  # of their decode
 
 
 def exact_groups(
-    batch: Batch, runs: Sequence[Run], widths: Widths, kind: CacheKind, *, is_alone: bool = False
+    batch: Batch,
+    runs: Sequence[Run],
+    both: tuple[Widths, Widths],
+    kind: CacheKind,
+    *,
+    is_alone: bool = False,
 ) -> list[Group]:
-    """Groups whose number of rows is one of `widths`, in decoding order.
+    """Groups whose number of rows is one of the widths, of answers or of prompts, in decoding
+    order.
 
     Each sequence has its own cache; libllama computes together equally many rows of sequences with
     consecutive ids. Padding can only be rolled back until the next decode, and without snapshots
     not at all: such sequences are decoded one by one, unpadded.
     """
     ids, short, groups = batch.seq_ids, list[Run](), list[Group]()
+    widths, of_prompts = both
     for run in runs:
+        own = of_prompts if int(ids[run[0]]) in batch.prompts else widths
         # longer runs are prompts, decoded separately
-        if run[1] - run[0] <= min(MOST_SHORT, widths.most):
+        if own is widths and run[1] - run[0] <= min(MOST_SHORT, widths.most):
             short.append(run)
         else:
             groups += [
-                Group([piece], widths.fit(piece[1] - piece[0]))
-                for piece in _cut(batch, run, widths, kind)
+                Group([piece], own.fit(piece[1] - piece[0]), own)
+                for piece in _cut(batch, run, own, kind)
             ]
     neighbours = list[Run]()
     for run in sorted(short, key=lambda run: int(ids[run[0]])):
         is_next = neighbours and int(ids[run[0]]) == int(ids[neighbours[-1][0]]) + 1
         can_join = is_next and kind is CacheKind.CUT and not is_alone
         if neighbours and not (can_join and _width([*neighbours, run], widths)):
-            groups.append(Group(neighbours, _width(neighbours, widths)))
+            groups.append(Group(neighbours, _width(neighbours, widths), widths))
             neighbours = []
         neighbours.append(run)
     if neighbours:
-        groups.append(Group(neighbours, _width(neighbours, widths)))
+        groups.append(Group(neighbours, _width(neighbours, widths), widths))
     return groups
 
 
@@ -105,11 +114,11 @@ class GroupedBatch:
             (0 if self._is_single else batch.num_outputs, vocab_size), np.float32
         )
 
-    def stage(self, group: Group, widths: Widths = ALL_WIDTHS) -> None:
+    def stage(self, group: Group) -> None:
         """Fill the staging batch with padded runs; if any row has outputs, as many rows as the next
         width have some.
         """
-        batch, staging = self.batch, self.staging
+        batch, staging, widths = self.batch, self.staging, group.widths
         staging.clear()
         for start, end, _ in group.runs:
             first = staging.num_rows

@@ -45,10 +45,11 @@ def shift_context(sequence: Sequence, engine: Engine, vocab: Vocab) -> bool:
     if num_discard <= 0:
         return False
     cells.length = _cut(cells, engine, num_keep, num_discard)
-    if cells.num_exact >= cells.length:
+    if cells.num_exact >= cells.length and not engine.has_prompt_widths:
         cells.num_exact = NO_LIMIT
     sequence.tokens.drop(num_keep, num_keep + num_discard)
     sequence.num_dropped += num_discard
+    sequence.num_read = len(sequence.tokens)
     sequence.sampler.num_dropped += num_discard
     return True
 

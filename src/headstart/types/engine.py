@@ -80,8 +80,8 @@ class Batch:
     """
 
     __slots__ = (
-        *("media", "native", "num_outputs", "num_rows", "positions", "seq_ids", "tokens"),
-        "wants_logits",
+        *("media", "native", "num_outputs", "num_rows", "positions", "prompts", "seq_ids"),
+        *("tokens", "wants_logits"),
     )
 
     def __init__(self, capacity: int) -> None:
@@ -91,6 +91,7 @@ class Batch:
         self.wants_logits = np.zeros(capacity, np.int8)
         self.num_rows = 0
         self.num_outputs = 0
+        self.prompts = set[int]()  # sequences whose rows belong to prompts
         self.media: tuple[LoadedChunk, int] | None = None
         self.native: Any = None  # the engine's own form of these arrays
 
@@ -101,6 +102,7 @@ class Batch:
     def clear(self) -> None:
         self.num_rows = 0
         self.num_outputs = 0
+        self.prompts.clear()
         self.media = None
 
     def add(self, seq_id: int, position: int, tokens: Sequence[int], num_outputs: int) -> None:
@@ -181,6 +183,10 @@ class Engine(Protocol):
     @property
     def is_asynchronous(self) -> bool:
         """Whether a device computes asynchronously between `launch` and `wait`."""
+
+    @property
+    def has_prompt_widths(self) -> bool:
+        """Whether prompts have kernels of their own: answers in the cache are no part of them."""
 
     def launch(self, batch: Batch) -> None:
         """Start decoding a batch. Do not use the batch or the engine until `wait`.

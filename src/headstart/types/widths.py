@@ -76,6 +76,13 @@ class WidthClasses:
         useful = [n for n in found if len(n) >= 3 and n[-1] >= LEAST_WIDEST]
         return Widths(min(useful)) if useful else None
 
+    def choose_for_prompts(self, widths: Widths) -> Widths:
+        """The class for prompts, if answers have these widths: another one if these are small. Not
+        by time, which may differ when a prompt is restored.
+        """
+        wide = max(self.classes, key=lambda members: (len(members) >= 3, max(members)))
+        return Widths(tuple(sorted(wide))) if widths.most < MOST_SHORT else widths
+
     def cost(self, widths: Widths) -> float:
         """Time of a row in these widths, relative to one row alone."""
         times = dict(self.milliseconds)
