@@ -151,10 +151,13 @@ class Offloading:
         return not self.store.fits(cells.namespace, self._expected_bytes(cells))
 
     def _expected_bytes(self, cells: Cells) -> float:
-        """Least size of a slot's copy, given that of the last one; recurrent states do not grow."""
+        """Size of a slot's copy if it had one, else the least, given that of the last copy;
+        recurrent states do not grow.
+        """
         num_tokens, num_bytes = self._last_copy
         share = cells.length / num_tokens
-        return num_bytes * (share if self._engine.has_blocks else min(1.0, share))
+        least = num_bytes * (share if self._engine.has_blocks else min(1.0, share))
+        return cells.num_bytes or least
 
     def _has_room(self, cells: Cells) -> bool:
         """Whether main memory can take a prompt, and has so much room or so many others that no
@@ -297,6 +300,8 @@ class Offloading:
             cells.is_private,
         )
         self._last_copy = len(stored.tokens), stored.num_bytes
+        if len(stored.tokens) == cells.length:
+            cells.num_bytes = stored.num_bytes
         return stored
 
     def _copy_blocks(self, cells: Cells) -> list[StoredBlock]:

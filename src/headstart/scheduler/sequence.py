@@ -76,6 +76,7 @@ class Cells:
     namespace: str = ""  # owner of the text
     is_private: bool = False  # the text is never written to the disk
     last_used: float = 0.0  # seconds since the epoch
+    num_bytes: int = 0  # of the copy of an idle sequence; 0: not copied yet
     user: Sequence | None = None
     _packed: tuple[list[int], array[int]] = ([], array("i"))  # `tokens`, and `packed`
 
@@ -98,6 +99,7 @@ class Cells:
         prompt.
         """
         self.tokens, self.length, self.num_exact = tokens, len(tokens), num_exact
+        self.num_bytes = 0
         self.num_prompt = len(tokens) if num_prompt is None else min(num_prompt, len(tokens))
 
     def num_common(self, namespace: str, tokens: list[int], *, exact: bool = True) -> int:

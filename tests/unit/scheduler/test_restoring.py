@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 from tests.harness import Answer, Model, collect, endless, make_scheduler, step_until, submit_all
 from tests.planted import fail_at, noted
-from tests.unit.scheduler.conversations import ask, conversation, long, stored_prompt
+from tests.unit.scheduler.conversations import ask, conversation, long, stored_prompt, tiled
 
 from headstart.scheduler import sequence
 from headstart.scheduler.offloading import Offloading
@@ -250,3 +250,17 @@ def test_a_prompt_that_two_requests_loaded_together_is_stored_once() -> None:
     store.take(loaded)
     assert (len(store), store.num_bytes) == (0, 0)
     assert store.find("", packed([1, 2])) == (None, 0)
+
+
+def test_a_prompt_too_large_for_memory_is_copied_once_whatever_the_size_of_others(monkeypatch):
+    """Beside shorter ones, each request had all of it copied while all answers waited."""
+    scheduler = tiled()
+    scheduler.engine.has_blocks = False  # as with --exact
+    scheduler.cache.offloading.store.max_bytes = 3000
+    ask(scheduler, replace(conversation(1), prompt=[1] * 900, slot_id=0))
+    copied = noted(monkeypatch, scheduler.engine, "save_sequence")
+    for number in range(2, 12):
+        small = replace(conversation(number), slot_id=1 + number % 3, max_tokens=60)
+        ask(scheduler, replace(small, prompt=small.prompt[:50]))
+    assert len(copied) > 5
+    assert copied.count((0,)) == 1
