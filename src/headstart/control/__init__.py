@@ -1,5 +1,5 @@
-"""How many tokens to draft, for which slots, by which speculator. Pure arithmetic; start reading
-at `controller`.
+"""How many tokens to draft, for which slots, by which speculator. Arithmetic, and the file
+of what was learned (`state`); start reading at `controller`.
 """
 
 from headstart.control.controller import Controller
