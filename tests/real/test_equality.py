@@ -199,7 +199,8 @@ def test_prompts_are_decoded_in_wide_decodes_and_answers_in_narrow_ones(monkeypa
     assert again.stats is not None
     assert len(first.prompt) - 1 <= again.stats.num_cached <= len(first.prompt)
 
-    long = replace(requests[1], max_tokens=CONTEXT, request_id="long")
+    prompt = requests[1].prompt[::-1]  # which no slot knows
+    long = replace(requests[1], prompt=prompt, max_tokens=CONTEXT, request_id="long")
     scheduler.submit(replace(long, sampling=replace(long.sampling, ignore_eos=True)))
     for number in range(CONTEXT):
         scheduler.step()
