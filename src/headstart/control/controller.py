@@ -6,8 +6,7 @@ parts, in milliseconds and tokens:
 - acceptance (`calibration`): the probability that a draft token is accepted;
 - cost (`cost`): the time of a target step by its rows, and of a draft model's calls;
 - planner: `budget` assigns rows to draft tokens, `model_planner` decides how far draft models draft
-  (`forecast` predicts their drafts, `probes` retries disabled ones), and `asking` which speculators
-  are asked at all.
+  (`forecast` predicts their drafts), and `trials` whether those that do not pay are asked.
 
 One step:
 
@@ -23,12 +22,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headstart.control.asking import AskingBudget
 from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
 from headstart.control.cost import CostTable
 from headstart.control.model_planner import ModelDraftPlanner
 from headstart.control.state import StateFile, encode, restore
+from headstart.control.trials import AskingBudget
 from headstart.control.values import DraftCall, Step
 
 if TYPE_CHECKING:

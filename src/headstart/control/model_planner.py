@@ -9,7 +9,7 @@ confidence limit of the highest value, or none if no value is positive:
 middle of long texts is planned as a separate model (named `with_gap`), with less to decode and its
 own statistics. At most one drafts for a slot.
 
-A small share of the time pays for drafts that are not expected to pay (`probes`).
+A small share of the time pays for drafts that are not expected to pay (`trials`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
 from headstart.control.cost import CostTable, DraftCost
 from headstart.control.forecast import LIMITS, DraftHistory, forecast
-from headstart.control.probes import PROBE_TOKENS, Probes
+from headstart.control.trials import PROBE_TOKENS, Probes
 from headstart.control.values import WEIGHT, AskedAnswer, DraftCall, Step, with_gap
 
 LENGTHS = np.array((1, 2, 3, 4, 6, 8, 12, 16, 24, 32))

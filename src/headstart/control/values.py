@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 # share of the time that may go into each of: plain steps while others draft; asking a speculator,
 # and probing a model, that did not pay
 TRIAL_SHARE = 0.005
-MOST_TRIALS = 8.0  # calls, or probes, that can be saved up
 # rates of moving averages: for quantities that may jump, and for lasting ones
 FAST, SLOW = 0.2, 0.05
 WEIGHT = 6.0  # pseudo-counts of a prior

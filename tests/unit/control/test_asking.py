@@ -6,7 +6,7 @@ import pytest
 from benchmarks.lib.steps import SlotDraft, assign_rows, decode, grant, make_plan, model_slot
 
 from headstart.control import Controller, Step
-from headstart.control.asking import AskingBudget
+from headstart.control.trials import AskingBudget
 from headstart.control.values import TRIAL_SHARE, AskedAnswer, DraftCall
 from headstart.scheduler.step import StepRecord
 from headstart.types import NO_DRAFT

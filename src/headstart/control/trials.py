@@ -1,7 +1,12 @@
-"""Probing: when to run a disabled draft model again, and the budget for it.
+"""Trials: when a speculator that does not pay is asked again, and the budget for it.
 
-A disabled model yields no labels, so occasionally it drafts a few tokens to be compared with the
-text (they need not be verified). A small share of the time is saved up for that.
+Asking a text speculator takes time even if there is no draft: for the search, calibration and
+planning. With steps of 50 ms that is negligible, with steps of 0.5 ms it costs every fifth token.
+So it is asked while its drafts save on average what asking takes. If they save less, asking is paid
+from a budget, which grows by TRIAL_SHARE of the time.
+
+A disabled draft model yields no labels, so occasionally it drafts a few tokens to be compared with
+the text (they need not be verified): a probe. A small share of the time is saved up for that.
 
 A model that has not decoded a request's prompt must catch up before it can draft. A probe starts
 once the budget covers that plus several cheap probes after it. With a long prompt a probe skips
@@ -18,14 +23,54 @@ wrong the estimates, a model costs at most CREDIT once, and two such shares of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from headstart.control.values import MOST_TRIALS, TRIAL_SHARE
+from headstart.control.values import FAST, SLOW, TRIAL_SHARE
 
+MOST_TRIALS = 8.0  # calls, or probes, that can be saved up
 PROBE_TOKENS = 3  # draft tokens
 CREDIT = 8.0  # plain steps a model may lose at first; at most 8 times that can be saved up
+
+
+@dataclass(slots=True)
+class AskingBudget:
+    """The budget of one text speculator, in milliseconds."""
+
+    cost: float = 0.0  # of asking for one slot
+    gain: float = 0.0  # mean saving per slot that it was asked for
+    savings: float = 0.0  # below 0: asked only while that pays
+    slot_ms: float = 0.0  # of a step without drafts, per slot
+    is_new: bool = True  # asked once at most
+
+    def may_ask_now(self, num_slots: int) -> bool:
+        """Whether to ask for `num_slots` slots in this step; call it once per step."""
+        if self.savings >= 0.0 or self.gain >= self.cost:
+            return True
+        self.savings += num_slots * TRIAL_SHARE * self.slot_ms
+        return False
+
+    def earned(self, milliseconds: Sequence[float], slot_ms: float) -> None:
+        """Credit the expected savings (`milliseconds`) of its drafts, one per slot. `slot_ms`:
+        plain step time per slot.
+        """
+        cost, num = self.cost, len(milliseconds)
+        if not self.slot_ms:  # the first call is free: it may be a disturbed one, or save nothing
+            self.savings = min(MOST_TRIALS * cost, slot_ms)
+        elif self.gain < cost:
+            self.savings -= sum([max(0.0, cost - saved) for saved in milliseconds])
+        self.is_new, self.slot_ms = not self.slot_ms, slot_ms
+        self.gain += FAST * (sum(milliseconds) / num - self.gain)
+        self.savings = min(self.savings + num * TRIAL_SHARE * slot_ms, MOST_TRIALS * cost)
+
+    def took(self, milliseconds: float) -> None:
+        """Update the cost of asking for one slot."""
+        if self.is_new:  # the lower of the first two: one slow call does not disable it
+            self.cost = min(milliseconds, self.cost or milliseconds)
+        else:
+            rate = FAST if milliseconds < self.cost else SLOW
+            self.cost += rate * (min(milliseconds, 2.0 * self.cost) - self.cost)
 
 
 @dataclass(slots=True)
