@@ -50,16 +50,20 @@ class Fitted:
     usable: Mapping[str, int] = field(default_factory=dict)  # the same, minus what others need
 
     def by_device(self) -> Uses:
-        """Memory use by device; repacked weights are in main memory."""
-        uses = dict(self.uses)
-        if repacked := uses.pop(REPACKED, None):
-            uses[HOST] = repacked + uses.get(HOST, Use())
-        return uses
+        return by_device(self.uses)
 
     def describe(self) -> str:
         """One line for the log."""
         uses = self.by_device().items()
         return "; ".join(f"{_size(use.total)} of {name} ({_shown(use)})" for name, use in uses)
+
+
+def by_device(uses: Uses) -> Uses:
+    """Memory use by device; repacked weights are in main memory."""
+    uses = dict(uses)
+    if repacked := uses.pop(REPACKED, None):
+        uses[HOST] = repacked + uses.get(HOST, Use())
+    return uses
 
 
 Measure = Callable[[Path, EngineConfig, Limits, int], Measured]
@@ -134,7 +138,7 @@ class _Fitting:
                 self._move_to_host()
                 uses = self.uses()
         self._refuse(uses)
-        left = self.free[HOST] - uses.get(HOST, Use()).total
+        left = self.free[HOST] - by_device(uses).get(HOST, Use()).total
         limits = replace(
             self.target.limits,
             max_draft=self.max_draft,
@@ -164,7 +168,7 @@ class _Fitting:
     def _excess(self, uses: Uses) -> int:
         """Bytes by which the fullest device exceeds its limit; 0 or less: it fits."""
         excess = []
-        for name, use in uses.items():
+        for name, use in by_device(uses).items():
             free = self.free.get(name, self.free[HOST])
             excess.append(use.total - (free - self._margin(name, free)))
         return max(excess, default=0)
@@ -278,10 +282,11 @@ class _Fitting:
 
     def _refuse(self, uses: Uses) -> None:
         """Raise if libllama would fail; a mapped file may be larger than memory."""
-        for name, use in uses.items():
+        is_mapped = self.config.mmap and not self.config.mlock
+        mapped = uses.get(HOST, Use()).weights if is_mapped else 0
+        for name, use in by_device(uses).items():
             free = self.free.get(name, self.free[HOST])
-            is_mapped = name == HOST and self.config.mmap and not self.config.mlock
-            needed = use.total - (use.weights if is_mapped else 0)
+            needed = use.total - mapped * (name == HOST)
             if needed > free:
                 raise ConfigError(self._why_not(name, use, needed, free))
             if use.total > free:
@@ -294,7 +299,7 @@ class _Fitting:
         """Error for what does not fit into this device, and what to lower for the largest model."""
         target, *drafters = self._parts(self.config)
         taken = [
-            (self._uses_of(part).get(name, Use()), part)
+            (by_device(self._uses_of(part)).get(name, Use()), part)
             for part in drafters
             if part.path != target.path
         ]

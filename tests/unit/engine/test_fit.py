@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,21 @@ def test_repacked_weights_are_told_as_main_memory() -> None:
     assert re.search(rf"{HOST} +143 MiB +85 MiB +0 MiB +228 MiB", table)
     assert f"228 MiB of {HOST} (weights 143 MiB, " in found.describe()
     assert f"{REPACKED} " not in table + found.describe()
+
+
+def test_repacked_weights_and_the_rest_of_main_memory_must_fit_together() -> None:
+    def repacked(path: Path, config: EngineConfig, limits: Limits, context: int) -> Measured:
+        facts, uses = machine()(path, config, limits, context)
+        return facts, {REPACKED: Use(uses[HOST].weights), HOST: replace(uses[HOST], weights=0)}
+
+    def fitted(context: int, free: float) -> Fitted:
+        config = EngineConfig(context=context, gpu_layers=0)
+        part = Part(MODEL, config, Limits(1, 1, 0))
+        return fit(part, measure=repacked, free=lambda: {HOST: int(free * GIB)})
+
+    assert fitted(0, 15).config.context * 256 * 1024 < 4 * GIB
+    with pytest.raises(ConfigError, match=r"needs 14.0 GiB \(weights 10.0 GiB, cache 4.0 GiB"):
+        fitted(16384, 12)
 
 
 def test_with_enough_memory_nothing_is_lowered() -> None:
