@@ -46,7 +46,7 @@ class Controller:
         self._model_planner = ModelDraftPlanner(self._cost, self._budget, self._calibration)
         self._asking: dict[str, AskingBudget] = {}  # by text speculator
         # methods of one part
-        self.begin, self.survival = self._calibration.begin, self._calibration.survival
+        self.survival = self._calibration.survival
         self.trust_scores = self._calibration.trust_scores
         self.best, self.knows_costs = self._budget.best, self._cost.is_known
         self.learn_costs = self._cost.calibrate
@@ -142,6 +142,10 @@ class Controller:
         is_timing_reliable = record.is_timing_reliable or self._cost.is_empty
         if is_timing_reliable or milliseconds < self._cost.milliseconds(rows, record.context):
             self._cost.observe(rows, record.context, milliseconds)
+
+    def begin(self, number: int, namespace: str) -> None:
+        """Register a request; what is learned from its tokens is used in this namespace only."""
+        self._calibration.begin(number, namespace)
 
     def end(self, number: int, num_answered: int) -> None:
         """Forget a request that ended or was preempted after `num_answered` tokens."""
