@@ -175,7 +175,7 @@ def test_prompts_are_decoded_in_wide_decodes_and_answers_in_narrow_ones(monkeypa
         for start, _, _ in runs_of(batch):
             user = scheduler.cells[int(batch.seq_ids[start])].user
             assert user is not None
-            is_wide = bool(batch.positions[start] < user.num_read)
+            is_wide = bool(batch.positions[start] < user.num_as_prompt)
             assert (8 if is_wide else 1) <= batch.num_rows <= (63 if is_wide else 7)
             seen["prompt" if is_wide else "answer"] += 1
             seen["resumed" if not is_wide and not user.is_generating else ""] += 1
@@ -185,7 +185,7 @@ def test_prompts_are_decoded_in_wide_decodes_and_answers_in_narrow_ones(monkeypa
         for start, end, _ in runs_of(batch):
             user = scheduler.cells[int(batch.seq_ids[start])].user
             assert user is not None
-            assert len({*(batch.positions[start:end] < user.num_read).tolist()}) == 1
+            assert len({*(batch.positions[start:end] < user.num_as_prompt).tolist()}) == 1
         launch_all(batch)
 
     launch_all = engine.launch

@@ -82,10 +82,10 @@ def _add_prompts(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
         if sequence.pauses:
             rows = min(rows, sequence.pauses[0] - start)
         rows, batch.media = sequence.rows_alike(rows), sequence.pending_media
-        if start < sequence.num_read:  # not an answer that is decoded again
+        if start < sequence.num_as_prompt:  # not an answer that is decoded again
             batch.prompts.add(sequence.seq_id)
             if engine.has_prompt_widths:
-                rows = min(rows, sequence.num_read - start)
+                rows = min(rows, sequence.num_as_prompt - start)
         num_outputs = 0
         if sequence.is_scored:
             num_outputs = rows = min(rows, 1 + max(0, num_free))

@@ -49,7 +49,7 @@ def shift_context(sequence: Sequence, engine: Engine, vocab: Vocab) -> bool:
         cells.num_exact = NO_LIMIT
     sequence.tokens.drop(num_keep, num_keep + num_discard)
     sequence.num_dropped += num_discard
-    sequence.num_read = len(sequence.tokens)
+    sequence.num_as_prompt = len(sequence.tokens)
     sequence.sampler.num_dropped += num_discard
     return True
 

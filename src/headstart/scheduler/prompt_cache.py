@@ -110,7 +110,7 @@ class PromptCache:
         cells.tokens, cells.length, cells.user = sequence.tokens, shared, sequence
         cells.num_exact = num_exact if num_exact < shared else NO_LIMIT
         if self._engine.has_prompt_widths:
-            cells.num_exact = sequence.num_read
+            cells.num_exact = sequence.num_as_prompt
         cells.namespace = sequence.prompt_namespace
         cells.is_private = sequence.request.is_private
         sequence.cells = cells
@@ -195,8 +195,8 @@ class PromptCache:
         assert cells is not None
         for _, chunk in sequence.media:
             chunk.drop(sequence)
-        if self._engine.has_prompt_widths and cells.length > sequence.num_read:
-            self.cut(sequence, sequence.num_read)
+        if self._engine.has_prompt_widths and cells.length > sequence.num_as_prompt:
+            self.cut(sequence, sequence.num_as_prompt)
         cells.hold(cells.tokens[: cells.length], cells.num_exact, sequence.num_prompt)
         newest = max(one.last_used for one in self.cells)
         cells.last_used = max(time.time(), nextafter(newest, inf))  # the clock may be set back

@@ -147,7 +147,7 @@ class Sequence:
     num_scored: int = 0  # last position of the prompt whose log probability was reported
     tenant: str = field(init=False)  # owner of the request
     num_prompt: int = field(init=False)
-    num_read: int = field(init=False)  # first tokens that are decoded as a prompt; see `batching`
+    num_as_prompt: int = field(init=False)  # first tokens, decoded as a prompt; see `batching`
     most_tokens: int = field(init=False)  # of prompt and answer; huge without max_tokens
     cells: Cells | None = None  # None: it is waiting, or has left
     chosen: Cells | None = None  # that it gets once their contents are in main memory
@@ -171,7 +171,7 @@ class Sequence:
         request = self.request
         self.tenant = tenant_of(request.namespace)
         self.num_prompt, limit = len(request.prompt), request.max_tokens
-        self.num_read = self.num_prompt
+        self.num_as_prompt = self.num_prompt
         self.most_tokens = NO_LIMIT if limit is None else self.num_prompt + limit
         self.tokens = self.model_tokens = self.text_tokens = OwnedTokens(request.prompt)
         if request.media:
