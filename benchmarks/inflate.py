@@ -30,6 +30,7 @@ from gguf import (
     GGMLQuantizationType,
     GGUFReader,
     LlamaFileType,
+    TokenType,
     dequantize,
     quantize,
 )
@@ -64,6 +65,7 @@ class Shape:
     ff_width: int
     num_heads: int
     num_kv_heads: int
+    vocab_size: int = 0  # 0 for that of the small model; added tokens have a logit of 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,7 @@ class Preset:
 
 
 _DRAFT_SHAPE = Shape(8, 768, 2048, 12, 2)
+_LARGE_VOCAB = 131_072
 PRESETS = {
     "1b-q8": Preset(demo.TARGET, Shape(22, 2048, 5632, 32, 4), "Q8_0"),
     # for tables of many cells: a step takes a fifth
@@ -84,6 +87,10 @@ PRESETS = {
     # Few wide layers in F32 wait for memory: 2 or 3 rows cost what 1 does, 8 rows less than twice
     # that.
     "0.4b-f32": Preset(demo.TARGET, Shape(4, 4096, 4096, 64, 8), "F32"),
+    # for graphics cards: the size of an 8 B model, with as many tokens
+    "8b-q8": Preset(demo.TARGET, Shape(32, 4096, 14336, 64, 16, _LARGE_VOCAB), "Q8_0"),
+    "8b-f16": Preset(demo.TARGET, Shape(32, 4096, 14336, 64, 16, _LARGE_VOCAB), "F16"),
+    "draft-0.25b-q8": Preset(demo.DRAFT, Shape(8, 768, 2048, 12, 2, _LARGE_VOCAB), "Q8_0"),
     "draft-0.06b-q8": Preset(demo.DRAFT, _DRAFT_SHAPE, "Q8_0"),
     "draft-other-0.06b-q8": Preset(demo.DRAFT_OTHER, _DRAFT_SHAPE, "Q8_0"),
 }
@@ -101,13 +108,26 @@ class Source:
             ff_width=self.number("feed_forward_length"),
             num_heads=self.number("attention.head_count"),
             num_kv_heads=self.number("attention.head_count_kv"),
+            vocab_size=self.number("vocab_size"),
         )
         self.head_size = self.number("attention.key_length")
-        self.vocab_size = len(self.reader.fields["tokenizer.ggml.tokens"].data)
 
     def number(self, key: str) -> int:
         """Return an integer of the metadata, `llama.` left out."""
         return int(self.reader.fields[f"llama.{key}"].contents())
+
+    def vocabulary(self, size: int) -> dict[str, object]:
+        """Return the metadata of its tokens and unused ones up to `size`."""
+        added = range(self.shape.vocab_size, size)
+        more = {
+            "tokens": [f"<unused_{token}>" for token in added],
+            "scores": [0.0] * len(added),
+            "token_type": [int(TokenType.UNUSED)] * len(added),
+        }
+        fields = {f"tokenizer.ggml.{name}": values for name, values in more.items()}
+        found = {name: self.reader.fields.get(name) for name in fields}
+        changed = {name: one.contents() + fields[name] for name, one in found.items() if one}
+        return {**changed, "llama.vocab_size": self.shape.vocab_size + len(added)}
 
     def weights(self, name: str) -> Floats:
         """Return a tensor as floats, shape (outputs, inputs) or (width,)."""
@@ -137,6 +157,7 @@ def build(preset: Preset, output: Path) -> bool:
         "llama.attention.head_count": shape.num_heads,
         "llama.attention.head_count_kv": shape.num_kv_heads,
         "llama.attention.layer_norm_rms_epsilon": epsilon * source.shape.width / shape.width,
+        **source.vocabulary(shape.vocab_size),
     }
     writer = begin(source.reader, output, changes)
     for name, kind, rows in tensors:
@@ -169,7 +190,7 @@ class Inflation:
         self.random: dict[int, Encoded] = {}
 
     def tensors(self) -> Iterator[Tensor]:
-        big, vocab = self.big, self.source.vocab_size
+        big, vocab = self.big, max(self.small.vocab_size, self.big.vocab_size)
         query_width, kv_width = big.num_heads * self.head_size, big.num_kv_heads * self.head_size
         yield self._padded("token_embd.weight", vocab, big.width)
         yield self._norm("output_norm.weight")

@@ -41,6 +41,9 @@ LEAST_TOKENS = 32
 # unshared cells of idle prompts from which on they are moved to main memory: 2,000 made decodes 1.3
 # to 1.5 times as slow; a few are not worth two copies
 LEAST_OWN_CELLS = 256
+# share by which a price of copying falls each time that nothing is copied because of it: the next
+# dozens are not copied, then it is measured again
+FORGETTING = 0.02
 _NOTHING: Future[StoredPrompt | None] = Future()
 _NOTHING.set_result(None)
 
@@ -64,9 +67,12 @@ class Offloading:
         self._counters = counters
         self._clock = clock
         self._seconds_per_byte = SECONDS_PER_BYTE
+        # to copy a block of a prompt, and of an answer, whose cells lie between those of others
+        self._block_seconds = [0.0, 0.0]
         self._last_copy = 1, 0  # its tokens and bytes
         self._seconds = inf  # for the copies of this step
         self._until: float | None = None  # when they end, once they began
+        self._looked = 0.0  # at the clock, last
         self._is_behind = False  # `set_aside` was cut short
         self._unfinished: object = None  # the text that is copied in part
         self._kept_ahead = -1.0  # `last_used` of the slot that was pre-copied last
@@ -84,10 +90,10 @@ class Offloading:
 
     def take_time(self) -> bool:
         """Begin the time for copies of this step, or return whether some of it is left."""
+        self._looked = self._clock()
         if self._until is None:
-            self._until = self._clock() + self._seconds
-            return True
-        return self._clock() < self._until
+            self._until = self._looked + self._seconds
+        return self._looked < self._until
 
     def evict(self) -> bool:
         """Empty the idle slot used least recently; it is kept if possible. False: none is idle."""
@@ -315,10 +321,28 @@ class Offloading:
         alike, num_common = self.store.find(cells.namespace, cells.packed)
         whole = num_common - num_common % BLOCK
         blocks = list(alike.known(whole)) if alike is not None and not alike.is_whole else []
-        while (start := blocks[-1].end if blocks else 0) < length and self.take_time():
+        has_time = self.take_time()
+        while (start := blocks[-1].end if blocks else 0) < length and has_time:
             end = min(length, start + BLOCK - start % BLOCK)
+            if not self._pays(is_answer := end > cells.num_prompt):
+                break
+            began = self._looked
             blocks.append(StoredBlock(start, end, self._engine.save_block(seq_id, start, end)))
+            has_time = self.take_time()
+            taken, known = self._looked - began, self._block_seconds[is_answer]
+            self._block_seconds[is_answer] += SPEED_RATE * (taken - known) if known else taken
         return blocks
+
+    def _pays(self, is_answer: bool) -> bool:
+        """Whether nobody waits, a block is copied within a step's time, or copying it, and back,
+        takes less time than decoding it again. A graphics card reads prompts fast and copies single
+        cells slowly: 20 ms for 64 tokens of an answer beside seven others, 9 to decode them.
+        """
+        seconds, is_idle = self._block_seconds[is_answer], not any(one.user for one in self._cells)
+        pays = is_idle or seconds <= STEP_SECONDS or self._saves_time(BLOCK, 2.0 * seconds)
+        if not pays:
+            self._block_seconds[is_answer] *= 1.0 - FORGETTING
+        return pays
 
     def find(self, sequence: Sequence, num_cached: int) -> tuple[StoredPrompt | None, int]:
         """A stored prompt that saves time beside `num_cached` cached tokens, and how many tokens it

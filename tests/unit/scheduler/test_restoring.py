@@ -9,7 +9,16 @@ from random import Random
 from unittest.mock import Mock
 
 import pytest
-from tests.harness import Answer, Model, collect, endless, make_scheduler, step_until, submit_all
+from tests.harness import (
+    Answer,
+    Clock,
+    Model,
+    collect,
+    endless,
+    make_scheduler,
+    step_until,
+    submit_all,
+)
 from tests.planted import fail_at, noted
 from tests.unit.scheduler.conversations import ask, conversation, long, stored_prompt, tiled
 
@@ -166,6 +175,35 @@ def test_a_prompt_that_cannot_be_copied_is_tried_once_and_not_in_every_step(rest
     scheduler.engine.save_block = save = Mock(side_effect=EngineError("no state"))
     submit_all(scheduler, [endless([1, 2], 900, "answer")], 50)
     assert save.call_count == 1
+
+
+def test_what_takes_longer_to_copy_than_to_decode_again_is_not_copied_beside_answers() -> None:
+    """Single cells of a graphics card: copying them took half of the time of eight users."""
+    engine, clock = Model(context_size=4096, num_cells=20_000), Clock()
+    scheduler = make_scheduler(engine, parallel=2, clock=clock)
+    save, copied = engine.save_block, list[tuple[int, int]]()
+
+    def save_slowly(seq_id: int, start: int, end: int) -> bytearray:
+        clock.now += 0.02 if end > 300 else 0.001  # an answer's cells lie between others'
+        copied.append((start, end))
+        return save(seq_id, start, end)
+
+    engine.save_block = save_slowly
+    ends = list[int]()
+
+    def ask_and_evict(number: int, num_others: int) -> None:
+        submit_all(scheduler, [replace(long(number), max_tokens=100, slot_id=1)], 1)
+        step_until(scheduler, lambda _: len(scheduler.running) == num_others)
+        copied.clear()
+        evict(scheduler)
+        ends.append(copied[-1][1])
+
+    ask_and_evict(1, 0)
+    submit_all(scheduler, [endless([1, 2], 3000, "answer", slot_id=0)], 1)
+    for number in (2, 3, 4):
+        ask_and_evict(number, 1)
+    assert ends[0] > 390
+    assert ends[1:] == [256] * 3
 
 
 def test_a_prompt_copied_in_many_steps_is_converted_once(restoring, monkeypatch) -> None:
