@@ -21,6 +21,7 @@ from headstart.types.errors import ConfigError
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32)
 CONTEXTS = (256, 4096)
 REPEATS = 9
+SETTLED = 4  # decodes of one shape until it is fast: CUDA records its kernels during the second
 
 
 def run(config: Config) -> int:
@@ -122,11 +123,12 @@ def time_steps(
 ) -> tuple[StepTimes, StepTimes]:
     """Time `num_repeats` decodes of each number of rows after `context` tokens.
 
-    The numbers of rows take turns, so that a slow machine affects all equally; each is decoded
-    twice per turn. All rows have logits, or the last `num_outputs`. Tokens are random, so a mixture
-    of experts reads at least as many experts as for text. The cache is empty afterwards.
+    The numbers of rows take turns, so that a slow machine affects all equally; each is decoded a
+    few times per turn, of which the first and the last count. All rows have logits, or the last
+    `num_outputs`. Tokens are random, so a mixture of experts reads at least as many experts as for
+    text. The cache is empty afterwards.
 
-    Returns times of a shape that the decode before had too, and of another one, for which libllama
+    Returns times of a shape that the decodes before had too, and of another one, for which libllama
     builds a new graph.
 
     Raises:
@@ -150,15 +152,15 @@ def time_steps(
         for start in range(0, context, batch.capacity):
             decode(start, min(context, start + batch.capacity), 1)
 
-    steady, changed = (StepTimes({num: [] for num in rows}) for _ in range(2))
+    times = [StepTimes({num: [] for num in rows}) for _ in range(SETTLED)]
     read()
     for _ in range(num_repeats):
         for num_rows in rows:
-            for kind in (changed, steady):
+            for kind in times:
                 started = clock()
                 decode(context, context + num_rows, min(num_rows, num_outputs or num_rows))
                 kind[num_rows].append(1000.0 * (clock() - started))
                 if not engine.truncate(0, context):
                     read()
     engine.clear(0)
-    return steady, changed
+    return times[-1], times[0]
