@@ -186,7 +186,7 @@ class Offloading:
             if not self.disk.takes(cells.namespace, num_bytes, cells.last_used):
                 continue  # copying it is all that would come of it
             self.begin_step(0.0)  # for each: not all copies are taken
-            if copy := self._copy(cells):
+            if copy := self._copy(cells, is_idle=True):
                 is_whole = len(copy.tokens) == cells.length
                 if self.disk.put(copy) if is_whole else self.store.put(copy):
                     return True
@@ -283,12 +283,12 @@ class Offloading:
         """
         return cells.length >= LEAST_TOKENS and cells.num_exact >= cells.length
 
-    def _copy(self, cells: Cells) -> StoredPrompt | None:
-        """Copy an idle slot, or as much of it as this step has time for. Failing is harmless: the
-        prompt is decoded again.
+    def _copy(self, cells: Cells, *, is_idle: bool = False) -> StoredPrompt | None:
+        """Copy an idle slot, or as much of it as this step has time for and pays, if the server is
+        not idle. Failing is harmless: the prompt is decoded again.
         """
         try:
-            blocks, others = self._copy_blocks(cells), dict[str, Data]()
+            blocks, others = self._copy_blocks(cells, is_idle), dict[str, Data]()
             if blocks and blocks[-1].end == cells.length:
                 others = self._drafting.save_sequences(cells.seq_id, cells.namespace)
         except (EngineError, MemoryError) as error:
@@ -310,7 +310,7 @@ class Offloading:
             cells.num_bytes = stored.num_bytes
         return stored
 
-    def _copy_blocks(self, cells: Cells) -> list[StoredBlock]:
+    def _copy_blocks(self, cells: Cells, is_idle: bool) -> list[StoredBlock]:
         """The blocks of `_copy`. Those already in main memory, of a text with the same prefix, are
         not copied again.
         """
@@ -324,7 +324,8 @@ class Offloading:
         has_time = self.take_time()
         while (start := blocks[-1].end if blocks else 0) < length and has_time:
             end = min(length, start + BLOCK - start % BLOCK)
-            if not self._pays(is_answer := end > cells.num_prompt):
+            is_answer = end > cells.num_prompt
+            if not (is_idle or self._pays(is_answer)):
                 break
             began = self._looked
             blocks.append(StoredBlock(start, end, self._engine.save_block(seq_id, start, end)))
@@ -334,12 +335,12 @@ class Offloading:
         return blocks
 
     def _pays(self, is_answer: bool) -> bool:
-        """Whether nobody waits, a block is copied within a step's time, or copying it, and back,
-        takes less time than decoding it again. A graphics card reads prompts fast and copies single
-        cells slowly: 20 ms for 64 tokens of an answer beside seven others, 9 to decode them.
+        """Whether a block is copied within a step's time, or copying it, and back, takes less time
+        than decoding it again. A graphics card reads prompts fast and copies single cells slowly:
+        20 ms for 64 tokens of an answer beside seven others, 9 to decode them.
         """
-        seconds, is_idle = self._block_seconds[is_answer], not any(one.user for one in self._cells)
-        pays = is_idle or seconds <= STEP_SECONDS or self._saves_time(BLOCK, 2.0 * seconds)
+        seconds = self._block_seconds[is_answer]
+        pays = seconds <= STEP_SECONDS or self._saves_time(BLOCK, 2.0 * seconds)
         if not pays:
             self._block_seconds[is_answer] *= 1.0 - FORGETTING
         return pays

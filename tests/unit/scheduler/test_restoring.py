@@ -177,7 +177,7 @@ def test_a_prompt_that_cannot_be_copied_is_tried_once_and_not_in_every_step(rest
     assert save.call_count == 1
 
 
-def test_what_takes_longer_to_copy_than_to_decode_again_is_not_copied_beside_answers() -> None:
+def test_what_takes_longer_to_copy_than_to_decode_again_is_not_copied_for_others() -> None:
     """Single cells of a graphics card: copying them took half of the time of eight users."""
     engine, clock = Model(context_size=4096, num_cells=20_000), Clock()
     scheduler = make_scheduler(engine, parallel=2, clock=clock)
@@ -202,8 +202,7 @@ def test_what_takes_longer_to_copy_than_to_decode_again_is_not_copied_beside_ans
     submit_all(scheduler, [endless([1, 2], 3000, "answer", slot_id=0)], 1)
     for number in (2, 3, 4):
         ask_and_evict(number, 1)
-    assert ends[0] > 390
-    assert ends[1:] == [256] * 3
+    assert ends == [320, 256, 256, 256]  # the first block of an answer was measured
 
 
 def test_a_prompt_copied_in_many_steps_is_converted_once(restoring, monkeypatch) -> None:
