@@ -38,6 +38,8 @@ def top_k(
     found = (candidates >= bound).nonzero()[0]  # by ascending index
     if not num_chosen or len(found) < k:  # a NaN hides the other values of its column
         return _plain(values, k)
+    if len(found) > 8 * k:  # many are equal, and only the first of them count: no need to sort all
+        found = np.delete(found, (candidates[found] == bound).nonzero()[0][k:])
     scores, rows = candidates[found], found // num_chosen
     ids = rows * width + chosen[found - rows * num_chosen]
     if body < size and (more := (values[body:] >= bound).nonzero()[0] + body).size:
