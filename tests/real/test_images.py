@@ -24,7 +24,7 @@ from headstart.config import EmbeddingConfig
 from headstart.engine.model import Model
 from headstart.sampling import SamplingParams
 from headstart.scheduler.admission import find_media
-from headstart.scheduler.offloading import Offloading
+from headstart.scheduler.copy_prices import CopyPrices
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types import DraftRequest
 from headstart.types.errors import ModelError
@@ -243,7 +243,7 @@ def test_prompts_with_images_come_back_from_main_memory(target: str, tmp_path: P
 def test_prompts_with_images_come_back_after_a_restart_and_encode_nothing(
     place: str, heat: float, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Offloading, "_saves_time", lambda *given: True)
+    monkeypatch.setattr(CopyPrices, "saves_time", lambda *given: True)
     found, config = models(tmp_path, *TARGETS[target]), Setting(exact=False).config()
     limits = replace(config.scheduler, cache_disk=100 * (place == "disk"))
     limits = replace(limits, cache_disk_path=str(tmp_path / "prompts"))

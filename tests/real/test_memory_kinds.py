@@ -25,7 +25,7 @@ from tests.real.support import byte_requests, decode, engine_of, without_draft
 
 from headstart.engine.parameters import Limits
 from headstart.engine.sequences import Sequences
-from headstart.scheduler.offloading import Offloading
+from headstart.scheduler.copy_prices import CopyPrices
 from headstart.types import Batch, CacheKind
 from headstart.types.errors import ConfigError, EngineError
 
@@ -134,7 +134,7 @@ def test_exact_rows_behind_a_large_image_are_the_same_behind_a_window_from_main_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A window comes back to other cells, and attention of 64 rows or more sums by their tiles."""
-    monkeypatch.setattr(Offloading, "_saves_time", lambda *given: True)
+    monkeypatch.setattr(CopyPrices, "saves_time", lambda *given: True)
     large = projector(tmp_path / "large.gguf", "gemma3", 64, size=VisionSize(image=112))
     found = replace(models(tmp_path, *TARGETS["non-causal"]), projector=large)
     fresh, scheduler = (open_setting(Setting(), found) for _ in range(2))

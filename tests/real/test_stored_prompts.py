@@ -32,7 +32,7 @@ from headstart.app.loading import fit_models
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.control.state import VERSION
 from headstart.engine.fit import Fitted
-from headstart.scheduler.offloading import Offloading
+from headstart.scheduler.copy_prices import CopyPrices
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types import CacheKind
 from headstart.types.errors import ConfigError, ModelError
@@ -95,7 +95,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], bool, str, CacheKind]] = {
 def test_a_prompt_is_found_with_another_context_unless_that_rotates_its_keys_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Offloading, "_saves_time", lambda *given: True)
+    monkeypatch.setattr(CopyPrices, "saves_time", lambda *given: True)
     path = write_model(
         tmp_path / "tiny.gguf",
         "phi3",
@@ -126,7 +126,7 @@ def test_an_exact_prompt_is_found_only_where_it_would_be_computed_by_the_same_ke
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same settings may be loaded unpacked, or with fewer layers on a card, another time."""
-    monkeypatch.setattr(Offloading, "_saves_time", lambda *given: True)
+    monkeypatch.setattr(CopyPrices, "saves_time", lambda *given: True)
     path, request = tiny_llama(tmp_path / "tiny.gguf"), byte_requests(1)[0]
     config = with_prompts_on_disk(Setting(), tmp_path / "prompts")
 
@@ -150,7 +150,7 @@ def test_a_text_behind_a_prompt_from_the_disk_is_the_text_behind_one_that_was_re
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # to read so small a model's prompt again may be faster
-    monkeypatch.setattr(Offloading, "_saves_time", lambda *given: True)
+    monkeypatch.setattr(CopyPrices, "saves_time", lambda *given: True)
     write, is_exact, types, kind = KINDS[name]
     path = write(tmp_path / "tiny.gguf")
     config = with_prompts_on_disk(Setting(types, 4, exact=is_exact), tmp_path / "prompts")

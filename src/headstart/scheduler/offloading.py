@@ -18,7 +18,8 @@ from concurrent.futures import Future
 from itertools import islice
 from math import inf
 
-from headstart.scheduler.disk_cache import SECONDS_PER_BYTE, SPEED_RATE, DiskCache
+from headstart.scheduler.copy_prices import LEAST_TOKENS, STEP_SECONDS, CopyPrices
+from headstart.scheduler.disk_cache import DiskCache
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.prompt_store import PromptStore, StoredBlock, StoredPrompt
 from headstart.scheduler.sequence import Cells, Sequence, num_shared
@@ -30,20 +31,14 @@ from headstart.types.report import Counters
 log = logging.getLogger(__name__)
 
 BLOCK = 64  # tokens: 1 MiB of a small model, 8 of one with 8 B
-# time for copies in a step, or this share of the last step; a block once started is finished. It
-# counts from the first copy: finding what to copy is O(context), and may take all of it
-STEP_SECONDS, STEP_SHARE = 0.003, 0.04
+# at least STEP_SECONDS of a step, or this share of the last one, is for copies; a block once begun is
+# finished. It counts from the first copy: finding what to copy is O(context), and may take all
+STEP_SHARE = 0.04
 # longest wait for the disk: of a request, and of a server that stops
 PATIENCE_SECONDS = 5.0
-# minimum for a prompt to be kept, restored or waited for, and of tokens still to come for idle ones
-# to be set aside
-LEAST_TOKENS = 32
 # unshared cells of idle prompts from which on they are moved to main memory: 2,000 made decodes 1.3
 # to 1.5 times as slow; a few are not worth two copies
 LEAST_OWN_CELLS = 256
-# share by which a price of copying falls each time that nothing is copied because of it: the next
-# dozens are not copied, then it is measured again
-FORGETTING = 0.02
 _NOTHING: Future[StoredPrompt | None] = Future()
 _NOTHING.set_result(None)
 
@@ -65,10 +60,8 @@ class Offloading:
         self._engine = engine
         self._drafting = drafting
         self._counters = counters
+        self._prices = CopyPrices(counters)
         self._clock = clock
-        self._seconds_per_byte = SECONDS_PER_BYTE
-        # to copy a block of a prompt, and of an answer, whose cells lie between those of others
-        self._block_seconds = [0.0, 0.0]
         self._last_copy = 1, 0  # its tokens and bytes
         self._seconds = inf  # for the copies of this step
         self._until: float | None = None  # when they end, once they began
@@ -255,8 +248,8 @@ class Offloading:
         length = self._usable(files[-1].keys, files[-1].length, min(length, len(tokens) - 1))
         num_known = max(num_shared(cells, sequence) for cells in self._cells)
         num_known = max(num_known, self.store.find(namespace, tokens)[1])
-        copying = disk.reading_seconds(files) + num_bytes * self._seconds_per_byte
-        if not self._saves_time(length - num_known, copying):
+        copying = disk.reading_seconds(files) + num_bytes * self._prices.seconds_per_byte
+        if not self._prices.saves_time(length - num_known, copying):
             return _NOTHING
         sequence.load_by = self._clock() + PATIENCE_SECONDS + 4.0 * copying
         return disk.load(namespace, files, sequence.tenant)
@@ -325,25 +318,13 @@ class Offloading:
         while (start := blocks[-1].end if blocks else 0) < length and has_time:
             end = min(length, start + BLOCK - start % BLOCK)
             is_answer = end > cells.num_prompt
-            if not (is_idle or self._pays(is_answer)):
+            if not (is_idle or self._prices.pays(BLOCK, is_answer)):
                 break
             began = self._looked
             blocks.append(StoredBlock(start, end, self._engine.save_block(seq_id, start, end)))
             has_time = self.take_time()
-            taken, known = self._looked - began, self._block_seconds[is_answer]
-            self._block_seconds[is_answer] += SPEED_RATE * (taken - known) if known else taken
+            self._prices.observe_block(self._looked - began, is_answer)
         return blocks
-
-    def _pays(self, is_answer: bool) -> bool:
-        """Whether a block is copied within a step's time, or copying it, and back, takes less time
-        than decoding it again. A graphics card reads prompts fast and copies single cells slowly:
-        20 ms for 64 tokens of an answer beside seven others, 9 to decode them.
-        """
-        seconds = self._block_seconds[is_answer]
-        pays = seconds <= STEP_SECONDS or self._saves_time(BLOCK, 2.0 * seconds)
-        if not pays:
-            self._block_seconds[is_answer] *= 1.0 - FORGETTING
-        return pays
 
     def find(self, sequence: Sequence, num_cached: int) -> tuple[StoredPrompt | None, int]:
         """A stored prompt that saves time beside `num_cached` cached tokens, and how many tokens it
@@ -358,20 +339,11 @@ class Offloading:
         num_common = min(num_common, len(tokens) - 1)
         lengths = stored.blocks[0].checkpoints
         length = self._usable(lengths, len(stored.tokens), num_common)
-        copying = stored.num_bytes * self._seconds_per_byte
+        copying = stored.num_bytes * self._prices.seconds_per_byte
         if not stored.is_whole:
             copying *= max(0, length - num_cached) / len(stored.tokens)
-        saves_time = self._saves_time(length - num_cached, copying)
+        saves_time = self._prices.saves_time(length - num_cached, copying)
         return (stored, num_common) if saves_time else (None, 0)
-
-    def _saves_time(self, num_gained: int, copying: float) -> bool:
-        """Whether restoring `num_gained` tokens in `copying` seconds beats decoding them; yes if
-        unmeasured.
-        """
-        counters, reading = self._counters, copying
-        if counters.prompt_tokens:
-            reading = num_gained * counters.prompt_seconds / counters.prompt_tokens
-        return num_gained >= LEAST_TOKENS and reading >= copying
 
     def _usable(self, lengths: Iterable[int], whole: int, length: int) -> int:
         """How many of a prompt's first `length` tokens remain after restoring and truncating it;
@@ -410,8 +382,7 @@ class Offloading:
         if num_restored := cells.length - before:
             self._counters.prompt_tokens_restored += num_restored
             num_bytes = stored.num_bytes * num_restored / len(stored.tokens)
-            seconds = (self._clock() - started) / num_bytes
-            self._seconds_per_byte += SPEED_RATE * (seconds - self._seconds_per_byte)
+            self._prices.observe_restore((self._clock() - started) / num_bytes)
         return is_there
 
     def _num_own(self, cells: Cells) -> int:

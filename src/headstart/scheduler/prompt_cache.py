@@ -15,7 +15,8 @@ from math import inf, nextafter
 import numpy as np
 
 from headstart.scheduler.context_shift import Chunk, find_chunks, move_chunks
-from headstart.scheduler.offloading import LEAST_TOKENS, Offloading
+from headstart.scheduler.copy_prices import LEAST_TOKENS
+from headstart.scheduler.offloading import Offloading
 from headstart.scheduler.sequence import Cells, Sequence, num_shared
 from headstart.scheduler.step import StepPlan
 from headstart.structures.prefix import common_prefix_length

@@ -18,8 +18,8 @@ from tests.unit.scheduler.conversations import ask, conversation, with_system_pr
 
 from headstart.app.cli.main import main
 from headstart.scheduler import disk_cache
+from headstart.scheduler.copy_prices import CopyPrices
 from headstart.scheduler.disk_cache import DiskCache
-from headstart.scheduler.offloading import Offloading
 from headstart.scheduler.prompt_store import StoredBlock, StoredPrompt
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators.draft_model import DraftModelSpeculator
@@ -124,7 +124,7 @@ def test_where_reading_the_prompt_again_is_faster_it_is_read_again(folder, readi
 
 def test_conversations_behind_one_system_prompt_share_its_files(tmp_path, monkeypatch) -> None:
     # the clock of these tests goes on with every look at it
-    monkeypatch.setattr(Offloading, "_saves_time", lambda self, gained, copying: gained > 31)
+    monkeypatch.setattr(CopyPrices, "saves_time", lambda self, gained, copying: gained > 31)
     served(tmp_path, *(with_system_prompt(i) for i in range(10)))
     assert texts(tmp_path) == 10
     assert len(files(tmp_path)) == 3 + 10 * 2

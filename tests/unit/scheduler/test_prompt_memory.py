@@ -32,7 +32,7 @@ from tests.unit.scheduler.conversations import (
     with_system_prompt,
 )
 
-from headstart.scheduler.offloading import Offloading
+from headstart.scheduler.copy_prices import CopyPrices
 from headstart.scheduler.prompt_store import PromptStore, StoredPrompt
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.structures.prefix import common_prefix_length, packed
@@ -349,7 +349,7 @@ def test_the_one_used_longest_ago_is_dropped_first() -> None:
 
 def test_copies_beside_others_take_a_few_blocks_of_each_step_and_lose_nothing(monkeypatch) -> None:
     # the clock of these tests goes on with every look at it
-    monkeypatch.setattr(Offloading, "_saves_time", lambda self, gained, copying: gained > 31)
+    monkeypatch.setattr(CopyPrices, "saves_time", lambda self, gained, copying: gained > 31)
     engine = Model(context_size=4096, num_cells=6000)
     scheduler = make_scheduler(engine, parallel=2)
     copied = [noted(monkeypatch, engine, name) for name in ("save_block", "restore_block")]

@@ -23,7 +23,7 @@ from tests.planted import fail_at, noted
 from tests.unit.scheduler.conversations import ask, conversation, long, stored_prompt, tiled
 
 from headstart.scheduler import sequence
-from headstart.scheduler.offloading import Offloading
+from headstart.scheduler.copy_prices import CopyPrices
 from headstart.scheduler.prompt_store import PromptStore, StoredBlock
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.sequence import Cells
@@ -71,7 +71,7 @@ def play_beside_an_answer(scheduler: Scheduler, *requests: Request) -> dict[str,
 def restoring(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Scheduler]:
     """Makes schedulers that restore whatever they can."""
     # the clock of these tests goes on with every look at it
-    monkeypatch.setattr(Offloading, "_saves_time", lambda self, gained, copying: gained > 31)
+    monkeypatch.setattr(CopyPrices, "saves_time", lambda self, gained, copying: gained > 31)
 
     def make(num_slots: int, tile: int = 1) -> Scheduler:
         engine = Model(context_size=4096, num_cells=20_000)
