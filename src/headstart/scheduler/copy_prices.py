@@ -1,4 +1,4 @@
-"""Whether copying cells to main memory and back takes less time than decoding their tokens again."""
+"""Whether copying cells to main memory and back takes less time than decoding them again."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ from headstart.types.report import Counters
 log = logging.getLogger(__name__)
 
 BLOCK = 64  # tokens: 1 MiB of a small model, 8 of one with 8 B
-# at least STEP_SECONDS of a step, or this share of the last one, is for copies; a block once begun is
-# finished. It counts from the first copy: finding what to copy is O(context), and may take all
+# at least STEP_SECONDS of a step, or this share of the last one, is for copies; a block once begun
+# is finished. It counts from the first copy: finding what to copy is O(context), and may take all
 STEP_SHARE = 0.04
 # longest wait for the disk: of a request, and of a server that stops
 PATIENCE_SECONDS = 5.0
