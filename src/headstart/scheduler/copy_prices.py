@@ -11,7 +11,7 @@ STEP_SECONDS = 0.003  # time for copies in a step; what takes no longer delays n
 LEAST_TOKENS = 32
 # share by which a price falls each time that nothing is copied because of it: the next dozens are
 # not copied, then it is measured again
-FORGETTING = 0.02
+FORGETTING = 0.01
 
 
 class CopyPrices:
@@ -22,13 +22,15 @@ class CopyPrices:
         self._counters = counters
         self.seconds_per_byte = SECONDS_PER_BYTE  # back into the cache
         # of a block to main memory: of a prompt, and of an answer, whose cells lie between those of
-        # other answers; 0: unknown
+        # other answers
         self._block_seconds = [0.0, 0.0]
 
     def observe_block(self, seconds: float, is_answer: bool) -> None:
         """Update from the copy of a block to main memory."""
         known = self._block_seconds[is_answer]
-        self._block_seconds[is_answer] += SPEED_RATE * (seconds - known) if known else seconds
+        # limited: the machine may have paused meanwhile
+        more = min(seconds - known, max(STEP_SECONDS, known))
+        self._block_seconds[is_answer] += SPEED_RATE * more
 
     def observe_restore(self, seconds_per_byte: float) -> None:
         """Update from a copy back."""

@@ -30,6 +30,7 @@ from headstart.scheduler.sequence import Cells
 from headstart.structures.checkpoints import pack
 from headstart.structures.prefix import packed
 from headstart.types.errors import EngineError
+from headstart.types.report import Counters
 from headstart.types.request import Request
 
 
@@ -202,7 +203,17 @@ def test_what_takes_longer_to_copy_than_to_decode_again_is_not_copied_for_others
     submit_all(scheduler, [endless([1, 2], 3000, "answer", slot_id=0)], 1)
     for number in (2, 3, 4):
         ask_and_evict(number, 1)
-    assert ends == [320, 256, 256, 256]  # the first block of an answer was measured
+    assert ends == [399, 320, 256, 256]  # a few blocks of answers were measured
+
+
+@pytest.mark.parametrize("num_before", [0, 100])
+def test_no_prompt_is_lost_because_the_machine_paused_while_a_block_was_copied(num_before) -> None:
+    """The rest of that prompt, and the next dozens, were not copied."""
+    prices = CopyPrices(Counters(prompt_tokens=64, prompt_seconds=0.008))
+    for _ in range(num_before):
+        prices.observe_block(0.002, is_answer=False)
+    prices.observe_block(0.2, is_answer=False)
+    assert prices.pays(64, is_answer=False)
 
 
 def test_a_prompt_copied_in_many_steps_is_converted_once(restoring, monkeypatch) -> None:
