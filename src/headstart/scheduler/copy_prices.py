@@ -34,7 +34,8 @@ class CopyPrices:
 
     def observe_restore(self, seconds_per_byte: float) -> None:
         """Update from a copy back."""
-        self.seconds_per_byte += SPEED_RATE * (seconds_per_byte - self.seconds_per_byte)
+        known = self.seconds_per_byte
+        self.seconds_per_byte += SPEED_RATE * min(seconds_per_byte - known, known)
 
     def pays(self, num_tokens: int, is_answer: bool) -> bool:
         """Whether a block is copied within a step's time, or copying it, and back, takes less time
@@ -45,6 +46,13 @@ class CopyPrices:
         pays = seconds <= STEP_SECONDS or self.saves_time(num_tokens, 2.0 * seconds)
         if not pays:
             self._block_seconds[is_answer] *= 1.0 - FORGETTING
+        return pays
+
+    def restoring_pays(self, num_gained: int, num_bytes: float) -> bool:
+        """Whether copying that many bytes back takes less time than decoding their tokens."""
+        pays = self.saves_time(num_gained, num_bytes * self.seconds_per_byte)
+        if not pays and num_gained >= LEAST_TOKENS:
+            self.seconds_per_byte *= 1.0 - FORGETTING
         return pays
 
     def saves_time(self, num_gained: int, copying: float) -> bool:

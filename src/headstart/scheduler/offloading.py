@@ -339,11 +339,9 @@ class Offloading:
         num_common = min(num_common, len(tokens) - 1)
         lengths = stored.blocks[0].checkpoints
         length = self._usable(lengths, len(stored.tokens), num_common)
-        copying = stored.num_bytes * self._prices.seconds_per_byte
-        if not stored.is_whole:
-            copying *= max(0, length - num_cached) / len(stored.tokens)
-        saves_time = self._prices.saves_time(length - num_cached, copying)
-        return (stored, num_common) if saves_time else (None, 0)
+        share = 1.0 if stored.is_whole else max(0, length - num_cached) / len(stored.tokens)
+        pays = self._prices.restoring_pays(length - num_cached, share * stored.num_bytes)
+        return (stored, num_common) if pays else (None, 0)
 
     def _usable(self, lengths: Iterable[int], whole: int, length: int) -> int:
         """How many of a prompt's first `length` tokens remain after restoring and truncating it;

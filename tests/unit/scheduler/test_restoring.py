@@ -29,6 +29,7 @@ from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.sequence import Cells
 from headstart.structures.checkpoints import pack
 from headstart.structures.prefix import packed
+from headstart.types import Batch
 from headstart.types.errors import EngineError
 from headstart.types.report import Counters
 from headstart.types.request import Request
@@ -214,6 +215,35 @@ def test_no_prompt_is_lost_because_the_machine_paused_while_a_block_was_copied(n
         prices.observe_block(0.002, is_answer=False)
     prices.observe_block(0.2, is_answer=False)
     assert prices.pays(64, is_answer=False)
+
+
+@pytest.mark.parametrize("num_before", [0, 20])
+def test_prompts_are_restored_after_the_machine_paused_while_one_was(num_before: int) -> None:
+    """None was any more, and so nothing was measured again."""
+    clock = Clock()
+    engine = Model(context_size=1024)
+    scheduler = make_scheduler(engine, parallel=1, clock=lambda: clock.now)
+    launch, restore, pauses = engine.launch, engine.restore_block, iter([0.0] * num_before + [9.0])
+
+    def launch_slowly(batch: Batch) -> None:
+        clock.now += 0.001 * batch.num_rows
+        launch(batch)
+
+    def restore_with_a_pause(seq_id: int, data: bytes) -> bool:
+        clock.now += 1e-6 + next(pauses, 0.0)
+        return restore(seq_id, data)
+
+    engine.launch, engine.restore_block = launch_slowly, restore_with_a_pause
+    read = ask(scheduler, *(long(number % 3) for number in range(12)))
+    assert next(pauses, None) is None
+    assert read[3:] == [1] * 9
+
+
+def test_the_first_guess_of_a_restore_s_price_is_tested_where_it_is_too_high() -> None:
+    prices = CopyPrices(Counters(prompt_tokens=64, prompt_seconds=0.006))
+    pays = [prices.restoring_pays(640, 640 * 2**17) for _ in range(100)]
+    assert not pays[0]
+    assert pays[-1]
 
 
 def test_a_prompt_copied_in_many_steps_is_converted_once(restoring, monkeypatch) -> None:
