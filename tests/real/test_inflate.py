@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,10 +35,21 @@ def test_an_inflated_model_computes_the_logits_of_its_source(inflated: Path) -> 
 
 def test_an_inflated_model_has_the_shape_and_the_tokenizer_it_was_asked_for(inflated: Path) -> None:
     source, big = Source(demo.path(demo.DRAFT_OTHER)), Source(inflated)
-    assert big.shape == SMALL.shape
+    assert big.shape == replace(SMALL.shape, vocab_size=source.shape.vocab_size)
     for key, field in source.reader.fields.items():
         if key.startswith("tokenizer."):
             assert big.reader.fields[key].contents() == field.contents()
+
+
+def test_added_tokens_are_unused_and_change_no_logit_of_others(tmp_path: Path) -> None:
+    path, shape = tmp_path / "many.gguf", replace(SMALL.shape, vocab_size=5000)
+    build(replace(SMALL, shape=shape), path)
+    assert Source(path).shape == shape
+    small = decode(engine_of(demo.path(demo.DRAFT_OTHER)), PROMPT)
+    known, added = np.split(decode(engine_of(path), PROMPT), [small.shape[1]], axis=1)
+    np.testing.assert_allclose(known, small, atol=1e-3)
+    assert added.shape[1] > 500
+    assert not added.any()
 
 
 def test_added_layers_are_not_free_weights_but_write_nothing(inflated: Path) -> None:
