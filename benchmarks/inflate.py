@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,7 +78,7 @@ class Preset:
 
 
 _DRAFT_SHAPE = Shape(8, 768, 2048, 12, 2)
-_LARGE_VOCAB = 131_072
+_8B_SHAPE = Shape(32, 4096, 14336, 64, 16, vocab_size=131_072)
 PRESETS = {
     "1b-q8": Preset(demo.TARGET, Shape(22, 2048, 5632, 32, 4), "Q8_0"),
     # for tables of many cells: a step takes a fifth
@@ -88,9 +88,9 @@ PRESETS = {
     # that.
     "0.4b-f32": Preset(demo.TARGET, Shape(4, 4096, 4096, 64, 8), "F32"),
     # for graphics cards: the size of an 8 B model, with as many tokens
-    "8b-q8": Preset(demo.TARGET, Shape(32, 4096, 14336, 64, 16, _LARGE_VOCAB), "Q8_0"),
-    "8b-f16": Preset(demo.TARGET, Shape(32, 4096, 14336, 64, 16, _LARGE_VOCAB), "F16"),
-    "draft-0.25b-q8": Preset(demo.DRAFT, Shape(8, 768, 2048, 12, 2, _LARGE_VOCAB), "Q8_0"),
+    "8b-q8": Preset(demo.TARGET, _8B_SHAPE, "Q8_0"),
+    "8b-f16": Preset(demo.TARGET, _8B_SHAPE, "F16"),
+    "draft-0.25b-q8": Preset(demo.DRAFT, replace(_DRAFT_SHAPE, vocab_size=131_072), "Q8_0"),
     "draft-0.06b-q8": Preset(demo.DRAFT, _DRAFT_SHAPE, "Q8_0"),
     "draft-other-0.06b-q8": Preset(demo.DRAFT_OTHER, _DRAFT_SHAPE, "Q8_0"),
 }
