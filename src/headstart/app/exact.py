@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from math import inf
 from time import perf_counter
 
 from headstart.engine.context import LlamaEngine
-from headstart.scheduler.widths import CERTAIN_ROWS, WidthComparison
+from headstart.scheduler.widths import CERTAIN_ROWS, LEAST_ROWS, WidthComparison
 from headstart.types import CacheKind
 from headstart.types.errors import ConfigError
-from headstart.types.widths import MOST_SHORT, WidthClasses
+from headstart.types.widths import MOST_SHORT, WidthClasses, Widths
 
 log = logging.getLogger(__name__)
+
+# with fewer weights, rows of different kernels may agree by chance, and more are compared
+SMALL_PARAMS = 100_000_000
 
 
 def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasses | None:
     """Let an engine decode only in widths that agree; returns the comparison.
 
+    With a CPU's usual kernels one row often agrees with no other width, with its reference kernels
+    mostly all widths agree, and narrow ones are as fast. So answers have these where that pads
+    less; prompts have the usual ones, unless they agree. A GPU has only one kind.
+
     None: one row does not agree with several, or only if it is padded to many, because kernels for
     repacked weights sum in another order for a few rows. Without repacking it may.
 
     Raises:
-        ConfigError: there are no such widths, not even with the CPU's reference kernels; or
-            flash attention is off, and the model has windows.
+        ConfigError: there are no such widths; or flash attention is off, and the model has
+            windows.
     """
     if engine.window and not engine.params.flash_attn_type:
         raise ConfigError(
@@ -31,37 +39,63 @@ def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasse
             f"{engine.window} tokens): without, sums depend on the cells of a window, and one that "
             "comes back from main memory has others; leave out --flash-attn off"
         )
-    sequences = range(min(engine.num_sequences, 8))
-    adapters = (1.0,) * len(engine.adapters.describe())
-    for is_reference in (False,) if is_repacked else (False, True):
-        if is_reference:
-            engine.use_reference_kernels()
-        comparison = WidthComparison(engine, sequences, perf_counter, num_rows=CERTAIN_ROWS)
-        engine.adapters.use(adapters)  # requests may: their matrices have kernels of their own
-        classes = comparison.run()
-        engine.adapters.use(())
-        assert classes is not None, "nobody interrupts it"
-        # several slots cannot take back padding of recurrent states: one is to have their kernels
-        can_pad = engine.cache_kind is CacheKind.CUT or is_reference
-        widths = classes.choose(engine.max_padding if can_pad else 0)
-        if widths and (widths.pads_little or not is_repacked):
-            engine.widths, engine.is_alone = widths, classes.is_alone
-            engine.prompt_widths = widths
-            if engine.cache_kind is CacheKind.CUT:  # others cannot take padding back
-                engine.prompt_widths = classes.choose_for_prompts(widths)
-            if engine.cache_kind is CacheKind.ROLLBACK:  # of one decode, with all that pads it
-                sizes = range(1, 1 + min(MOST_SHORT, widths.most))
-                fitting = [n for n in sizes if widths.fit(n) - 1 <= engine.max_padding]
-                engine.max_rollback = min(engine.max_rollback, len(fitting) - 1)
-            log.info(
-                "exact: decodes of %s rows, prompts of %s (widths that agree: %s%s); padding makes "
-                "one row take %.2f times as long", widths, engine.prompt_widths,
-                classes, ", reference kernels" * is_reference, classes.cost(widths),
-            )  # fmt: skip
-            return replace(classes, is_exact=True)
-    if is_repacked:
+    is_cut = engine.cache_kind is CacheKind.CUT
+    engine.use_reference_kernels(is_on=True)
+    reference, classes = _compare(engine)
+    engine.use_reference_kernels(is_on=False)
+    widths = classes.choose(engine.max_padding, engine.num_sequences)
+    if widths is not None:
+        widths = widths._replace(is_reference=True)
+    if is_repacked and not (widths and widths.pads_little):
         log.info("exact: one row agrees with too few (%s); loading weights unpacked", classes)
         return None
+    prompt_widths = widths
+    if is_cut or _order(widths) > _order(Widths((1, MOST_SHORT))):
+        usual, others = _compare(engine)
+        # several slots cannot take back padding of recurrent states: one is to have their kernels
+        own = others.choose(engine.max_padding if is_cut else 0, engine.num_sequences)
+        widest = others.choose_for_prompts()
+        if own and _order(own) <= _order(widths):
+            widths, classes = own, others
+            prompt_widths = widest if is_cut else own
+        elif widths and is_cut:
+            both = usual.rows.get(widest.most, ()), reference.rows.get(widths.most, ())
+            if any(one != other for one, other in zip(*both, strict=False)):
+                prompt_widths = widest
+    if widths is None or prompt_widths is None:
+        raise _refusal(engine, classes)
+    engine.widths, engine.prompt_widths = widths, prompt_widths
+    engine.is_alone = classes.is_alone
+    if engine.cache_kind is CacheKind.ROLLBACK:  # of one decode, with all that pads it
+        sizes = range(1, 1 + min(MOST_SHORT, widths.most))
+        fitting = [n for n in sizes if widths.fit(n) - 1 <= engine.max_padding]
+        engine.max_rollback = min(engine.max_rollback, len(fitting) - 1)
+    log.info(
+        "exact: decodes of %s rows, prompts of %s; widths that agree: %s",
+        widths, prompt_widths, classes,
+    )  # fmt: skip
+    return replace(classes, is_exact=True)
+
+
+def _compare(engine: LlamaEngine) -> tuple[WidthComparison, WidthClasses]:
+    """Compare widths with all adapters, which requests may use: they have kernels of their own."""
+    sequences = range(min(engine.num_sequences, 8))
+    num_params = engine.model.info().num_params
+    num_rows = CERTAIN_ROWS if num_params < SMALL_PARAMS else LEAST_ROWS
+    comparison = WidthComparison(engine, sequences, perf_counter, num_rows=num_rows)
+    engine.adapters.use((1.0,) * len(engine.adapters.describe()))
+    classes = comparison.run()
+    engine.adapters.use(())
+    assert classes is not None, "nobody interrupts it"
+    return comparison, classes
+
+
+def _order(widths: Widths | None) -> tuple[float, bool]:
+    """Less is better: little padding, then room for drafts."""
+    return (widths.sizes[0], widths.most < MOST_SHORT) if widths else (inf, True)
+
+
+def _refusal(engine: LlamaEngine, classes: WidthClasses) -> ConfigError:
     ways = ["drop the flag"]
     if engine.num_sequences > 1:
         ways.append("try --parallel 1")
@@ -69,7 +103,7 @@ def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasse
         ways.append("leave out --spec off: what takes drafts back takes padding back")
     # else two rows of F16 or F32, as the gates of experts, are summed in another order than one
     ways.append("on a processor build libllama with CMAKE_ARGS=-DGGML_LLAMAFILE=OFF")
-    raise ConfigError(
+    return ConfigError(
         "--exact is not possible with this model on this machine: the numbers of rows that agree "
         f"are {classes}, and its cache can take back {engine.max_padding} rows; "
         + ", or ".join(ways)

@@ -99,11 +99,14 @@ class LlamaEngine(Sequences):
         if self.is_exact or self.cache_kind is CacheKind.ROLLBACK:
             self._staging = Batch(self.max_batch_tokens)
 
-    def use_reference_kernels(self, *, is_on: bool = True) -> None:
-        """Compute every row in the same way on a CPU, whatever else is in the batch; slower.
+    def use_reference_kernels(self, *, is_on: bool) -> None:
+        """Compute rows on a CPU without tiles of rows, and without dividing the attention of one
+        among threads: less depends on what else is in the batch, and wide decodes are slower.
 
         Not in the public API: reaches the context's scheduler through an exported C++ method.
         """
+        if is_on == self.is_reference:
+            return
         self.is_reference = is_on
         scheduler = api.llama_context_get_sched(self.handle)
         for index in range(api.ggml_backend_sched_get_n_backends(scheduler)):
@@ -231,7 +234,7 @@ class LlamaEngine(Sequences):
         is_tiled = self.is_exact and self.window > 0 and not self.is_reference
         api.llama_set_causal_attn(self.handle, chunk.is_causal)
         if is_tiled:
-            self.use_reference_kernels()
+            self.use_reference_kernels(is_on=True)
         try:
             self._decode(batch, c_batch(rows))
         finally:
@@ -250,6 +253,8 @@ class LlamaEngine(Sequences):
             if grouped.group.runs:
                 self._collect(grouped)
             grouped.stage(group)
+            if self.widths.sizes:  # else they are being compared
+                self.use_reference_kernels(is_on=group.widths.is_reference)
             is_cut = self.cache_kind is CacheKind.CUT
             self._launch_runs(self._staging, () if is_cut else runs_of(self._staging))
             self._grouped = grouped

@@ -21,7 +21,7 @@ from headstart.types.widths import WidthClasses
 
 WIDE = (*range(20, 64, 4), 63, 64)  # attention on a CPU changes at 64
 LENGTH = 245  # tokens in the cache before the rows: a decode of each width but 11 crosses cell 256
-_ROWS = 16  # compared per width, or one decode if that has more
+LEAST_ROWS = 16  # compared per width, or one decode if that has more
 CERTAIN_ROWS = 64  # with a tiny model: rows of different kernels may agree by chance
 _READ = 32  # rows per decode when filling the cache
 _STEP = 7919  # a prime: neighbours differ
@@ -41,7 +41,7 @@ class WidthComparison:
         clock: Callable[[], float],
         *,
         cuts: bool = False,
-        num_rows: int = _ROWS,
+        num_rows: int = LEAST_ROWS,
     ) -> None:
         """Compare on empty sequences; several, with consecutive ids, show the effect of neighbours.
         With `cuts` a sequence is truncated before it is decoded again, not restored: faster, but a
@@ -51,9 +51,9 @@ class WidthComparison:
         self._engine, self.sequences, self._clock = engine, sequences, clock
         self._batch = Batch(engine.max_batch_tokens)
         self._first: NDArray[np.float32] | None = None
-        # by width, the digests of the rows and the milliseconds of the fastest decode; widths whose
+        # by width, digests of the rows and the milliseconds of the fastest decode; widths whose
         # first row differs beside equal rows, and beside rows of other sequences
-        self._rows, self._ms = dict[int, list[bytes]](), dict[int, float]()
+        self.rows, self._ms = dict[int, list[bytes]](), dict[int, float]()
         self._mixed, self._alone = set[int](), set[int]()
         self._change = 0.0
         self._saved = bytearray()  # the first sequence, once it was read
@@ -74,7 +74,7 @@ class WidthComparison:
                 self._saved = engine.save_sequence(own)
             others = self._read_others(length)
             for width in (*range(1, 17), *WIDE):
-                if width <= most and width not in self._rows:
+                if width <= most and width not in self.rows:
                     self._look(width, length, others)
         except _GaveWay:
             return None
@@ -85,7 +85,7 @@ class WidthComparison:
 
     def _look(self, width: int, length: int, others: list[int]) -> None:
         own, compared = self.sequences[0], list[bytes]()
-        num = -(-self._num_rows // width) if width != _ROWS else CERTAIN_ROWS // width
+        num = -(-self._num_rows // width) if width != LEAST_ROWS else CERTAIN_ROWS // width
         num = min(num, (self._engine.context_size - length) // width)
         for index in range(num):
             start = length + index * width
@@ -104,9 +104,11 @@ class WidthComparison:
             if self._decode(rows)[0] != compared[0]:
                 self._alone.add(width)
             self._put_back(length)
-        self._rows[width] = compared
+        self.rows[width] = compared
 
-    def _decode(self, rows: list[tuple[int, int, list[int]]], index: int = _ROWS) -> list[bytes]:
+    def _decode(
+        self, rows: list[tuple[int, int, list[int]]], index: int = LEAST_ROWS
+    ) -> list[bytes]:
         """Digests of the rows; `index`: of the first one among the rows that are compared."""
         self._batch.clear()
         for seq_id, start, tokens in rows:
@@ -131,10 +133,10 @@ class WidthComparison:
     def _measure(self, logits: Logits, start: int) -> None:
         """Keep the first width's rows, and the largest difference of others from them."""
         if start == 0 and self._first is None:
-            self._first = np.full((_ROWS, logits.shape[1]), np.nan, np.float32)
+            self._first = np.full((LEAST_ROWS, logits.shape[1]), np.nan, np.float32)
         first = self._first
-        if first is None or start + len(logits) > _ROWS:
-            logits = logits[: max(0, _ROWS - start)]
+        if first is None or start + len(logits) > LEAST_ROWS:
+            logits = logits[: max(0, LEAST_ROWS - start)]
         if first is None or not len(logits):
             return
         known = first[start : start + len(logits)]
@@ -145,11 +147,11 @@ class WidthComparison:
 
     def _classes(self) -> WidthClasses:
         classes: list[list[int]] = []
-        for width, rows in self._rows.items():
+        for width, rows in self.rows.items():
             if width in self._mixed:
                 continue
             for members in classes:
-                other = max((self._rows[n] for n in members), key=len)
+                other = max((self.rows[n] for n in members), key=len)
                 num = min(len(other), len(rows))
                 if other[:num] == rows[:num]:
                     members.append(width)
@@ -160,8 +162,9 @@ class WidthComparison:
             tuple(map(tuple, classes)),
             tuple(sorted(self._mixed)),
             self._change,
-            tuple((width, self._ms[width]) for width in self._rows),
+            tuple((width, self._ms[width]) for width in self.rows),
             bool(self._alone - self._mixed),
+            has_reference=self._engine.attention_tile > 1,
         )
 
     def _put_back(self, length: int) -> None:
@@ -198,7 +201,8 @@ def change_by_order(engine: Engine, own: int, other: int) -> float:
     """
     tokens = [i * _STEP % min(engine.vocab_size, _STEP) for i in range(40)]
     straight, moved = (
-        logits_behind(engine, (own, other), tokens, 20, num, num_outputs=_ROWS) for num in (0, 20)
+        logits_behind(engine, (own, other), tokens, 20, num, num_outputs=LEAST_ROWS)
+        for num in (0, 20)
     )
     return float(np.abs(straight - moved).max())
 

@@ -14,6 +14,7 @@ from headstart.types.constraint import NO_LIMIT
 from headstart.types.engine import CacheKind
 
 LEAST_WIDEST = 6  # a short draft, and so the least that the widest decode of a class may have
+ROWS_PER_SLOT = 4  # a class should have room for, so that drafts of all slots share a decode
 MOST_SHORT = 16  # rows of a draft or less; up to this, all widths are compared
 
 
@@ -21,6 +22,7 @@ class Widths(NamedTuple):
     """Widths of one class, ascending; empty: all widths agree."""
 
     sizes: tuple[int, ...] = ()
+    is_reference: bool = False  # with the CPU's reference kernels
 
     @property
     def most(self) -> int:
@@ -40,7 +42,8 @@ class Widths(NamedTuple):
         return max((size for size in self.sizes if size <= num_rows), default=self.fit(num_rows))
 
     def __str__(self) -> str:
-        return f"{self.sizes[0]} to {self.most}" if self.sizes else "all"
+        words = f"{self.sizes[0]} to {self.most}" if self.sizes else "all"
+        return words + " (reference kernels)" * self.is_reference
 
 
 ALL_WIDTHS = Widths()
@@ -56,6 +59,7 @@ class WidthClasses:
     milliseconds: tuple[tuple[int, float], ...] = ()  # of the fastest decode, by width
     is_alone: bool = False  # rows of another sequence in the decode change a row
     is_exact: bool = False  # with --exact, only widths of one class are decoded
+    has_reference: bool = False  # there are other kernels, those of a CPU
 
     def __str__(self) -> str:
         """Format like "1 | 2-8 | 9-16"."""
@@ -64,49 +68,47 @@ class WidthClasses:
         mixed = [f"mixed: {_ranges(self.mixed, compared)}"] if self.mixed else []
         return " | ".join(names + mixed)
 
-    def choose(self, most_padding: int = NO_LIMIT) -> Widths | None:
-        """The class for all decodes: the one that begins with the fewest rows.
+    def choose(self, most_padding: int = NO_LIMIT, num_slots: int = 1) -> Widths | None:
+        """The class for decodes of answers: of those with room for drafts of all slots, the one
+        that begins with the fewest rows; else the one with most room.
 
-        Only compared widths: others may use different kernels.
+        Only compared widths: others may use different kernels. Not by time: a server has the same
+        texts each time it is started.
 
         `most_padding`: rows that can be added to one sequence and rolled back.
         """
         found = [_padded(sorted(members), most_padding) for members in self.classes]
         # at least three widths: otherwise too much padding
         useful = [n for n in found if len(n) >= 3 and n[-1] >= LEAST_WIDEST]
-        return Widths(min(useful)) if useful else None
+        room = ROWS_PER_SLOT * num_slots
+        roomy = [sizes for sizes in useful if sizes[-1] >= room]
+        best = min(roomy) if roomy else max(useful, key=lambda sizes: sizes[-1], default=())
+        return Widths(best) if best else None
 
-    def choose_for_prompts(self, widths: Widths) -> Widths:
-        """The class for prompts, if answers have these widths: another one if these are small. Not
-        by time, which may differ when a prompt is restored.
-        """
+    def choose_for_prompts(self) -> Widths:
+        """The class for prompts: the widest, which does not depend on the number of slots."""
         wide = max(self.classes, key=lambda members: (len(members) >= 3, max(members)))
-        return Widths(tuple(sorted(wide))) if widths.most < MOST_SHORT else widths
+        return Widths(tuple(sorted(wide)))
 
-    def cost(self, widths: Widths) -> float:
-        """Time of a row in these widths, relative to one row alone."""
-        times = dict(self.milliseconds)
-        wide = times.get(widths.fit(1))
-        return wide / times[1] if wide and times.get(1) else 1.0
-
-    def exact_cost(self, kind: CacheKind) -> float | None:
+    def exact_cost(self, kind: CacheKind, num_slots: int = 1) -> float | None:
         """What --exact would add to a step of one request without drafts, as a share; None: not
         known, because it needs slower kernels or is on.
         """
         # windows become caches that can be cut; recurrent states could not take padding back
-        widths = self.choose(0) if kind.is_recurrent else self.choose()
-        if widths is None or not widths.pads_little or self.is_exact:
+        widths = self.choose(0 if kind.is_recurrent else NO_LIMIT, num_slots)
+        if widths is None or self.is_exact or self.has_reference:
             return None
-        return max(0.0, self.cost(widths) - 1.0)
+        times = dict(self.milliseconds)
+        return max(0.0, times[widths.fit(1)] / times[1] - 1.0)
 
-    def promise(self, kind: CacheKind) -> str:
+    def promise(self, kind: CacheKind, num_slots: int = 1) -> str:
         """What a server can promise about its texts after the comparison, and at what price."""
         if self.is_exact:
             return "texts depend neither on drafts nor on other requests (--exact)"
         price = "needs slower kernels, where it is possible"
-        if (cost := self.exact_cost(kind)) is not None:
+        if (cost := self.exact_cost(kind, num_slots)) is not None:
             step = "a step of one request without drafts"
-            price = f"makes {step} take up to {100 * cost:.0f} % longer"
+            price = f"makes {step} take {100 * cost:.0f} % longer"
             price += ", and decodes several requests one by one" * kind.is_recurrent
         return f"texts may differ at near ties (rows that agree: {self}); --exact {price}"
 
