@@ -109,7 +109,7 @@ class Scheduler:
     def know_widths(self, classes: WidthClasses) -> None:
         """Record which batch widths give equal logits."""
         self.widths = classes
-        log.info("%s", classes.promise(self.engine.cache_kind, len(self.cells)))
+        log.info("%s", classes.promise(self.engine.cache_kind))
         # choices won by less are counted: either of the two logits may have changed
         self.near_tie = 0.0 if classes.is_exact else 2.0 * classes.change
 

@@ -69,8 +69,8 @@ class WidthClasses:
         return " | ".join(names + mixed)
 
     def choose(self, most_padding: int = NO_LIMIT, num_slots: int = 1) -> Widths | None:
-        """The class for decodes of answers: of those with room for drafts of all slots, the one
-        that begins with the fewest rows; else the one with most room.
+        """The class for decodes of answers: of those with room for drafts of all slots (of one, if
+        each is decoded alone), the one that begins with the fewest rows; else the one with most.
 
         Only compared widths: others may use different kernels. Not by time: a server has the same
         texts each time it is started.
@@ -80,7 +80,7 @@ class WidthClasses:
         found = [_padded(sorted(members), most_padding) for members in self.classes]
         # at least three widths: otherwise too much padding
         useful = [n for n in found if len(n) >= 3 and n[-1] >= LEAST_WIDEST]
-        room = ROWS_PER_SLOT * num_slots
+        room = ROWS_PER_SLOT * (1 if self.is_alone else num_slots)
         roomy = [sizes for sizes in useful if sizes[-1] >= room]
         best = min(roomy) if roomy else max(useful, key=lambda sizes: sizes[-1], default=())
         return Widths(best) if best else None
@@ -90,23 +90,23 @@ class WidthClasses:
         wide = max(self.classes, key=lambda members: (len(members) >= 3, max(members)))
         return Widths(tuple(sorted(wide)))
 
-    def exact_cost(self, kind: CacheKind, num_slots: int = 1) -> float | None:
+    def exact_cost(self, kind: CacheKind) -> float | None:
         """What --exact would add to a step of one request without drafts, as a share; None: not
         known, because it needs slower kernels or is on.
         """
         # windows become caches that can be cut; recurrent states could not take padding back
-        widths = self.choose(0 if kind.is_recurrent else NO_LIMIT, num_slots)
+        widths = self.choose(0) if kind.is_recurrent else self.choose()
         if widths is None or self.is_exact or self.has_reference:
             return None
         times = dict(self.milliseconds)
         return max(0.0, times[widths.fit(1)] / times[1] - 1.0)
 
-    def promise(self, kind: CacheKind, num_slots: int = 1) -> str:
+    def promise(self, kind: CacheKind) -> str:
         """What a server can promise about its texts after the comparison, and at what price."""
         if self.is_exact:
             return "texts depend neither on drafts nor on other requests (--exact)"
         price = "needs slower kernels, where it is possible"
-        if (cost := self.exact_cost(kind, num_slots)) is not None:
+        if (cost := self.exact_cost(kind)) is not None:
             step = "a step of one request without drafts"
             price = f"makes {step} take {100 * cost:.0f} % longer"
             price += ", and decodes several requests one by one" * kind.is_recurrent

@@ -216,20 +216,18 @@ def make_report(scheduler: Scheduler) -> WorkerReport:
         memory_bytes=resident_bytes(),
         control={
             **scheduler.drafting.describe_control(),
-            **_describe_widths(scheduler.widths, scheduler.engine.cache_kind, len(scheduler.cells)),
+            **_describe_widths(scheduler.widths, scheduler.engine.cache_kind),
             "is_warmed_up": scheduler.warm_up is None or scheduler.warm_up.is_done,
         },
     )
 
 
 @lru_cache(maxsize=1)
-def _describe_widths(
-    widths: WidthClasses | None, kind: CacheKind, num_slots: int
-) -> dict[str, Any]:
+def _describe_widths(widths: WidthClasses | None, kind: CacheKind) -> dict[str, Any]:
     """What is known about widths; each report has it."""
     return {
         "widths": str(widths or ""),
-        "exact_cost": widths.exact_cost(kind, num_slots) if widths else None,
+        "exact_cost": widths.exact_cost(kind) if widths else None,
     }
 
 
