@@ -165,7 +165,7 @@ def test_a_hybrid_writes_the_same_with_one_slot_as_with_several(monkeypatch, tmp
 
 def test_prompts_are_decoded_in_wide_decodes_and_answers_in_narrow_ones(monkeypatch) -> None:
     """However they are cached, interrupted or shifted, if no class has both."""
-    classes = WidthClasses((tuple(range(1, 13)), tuple(range(13, 64)), (64,)), (), 0.1)
+    classes = WidthClasses((tuple(range(1, 17)), tuple(range(17, 64)), (64,)), (), 0.1)
     monkeypatch.setattr(WidthComparison, "run", lambda *_: classes)
     setting = Setting("ngram-simple", 5, 3)
     config = setting.config()
@@ -180,7 +180,7 @@ def test_prompts_are_decoded_in_wide_decodes_and_answers_in_narrow_ones(monkeypa
             user = scheduler.cells[int(batch.seq_ids[start])].user
             assert user is not None
             is_wide = bool(batch.positions[start] < user.num_as_prompt)
-            assert (13 if is_wide else 1) <= batch.num_rows <= (63 if is_wide else 12)
+            assert (17 if is_wide else 1) <= batch.num_rows <= (63 if is_wide else 16)
             seen["prompt" if is_wide else "answer"] += 1
             seen["resumed" if not is_wide and not user.is_generating else ""] += 1
         launch(batch)

@@ -43,7 +43,7 @@ def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasse
     engine.use_reference_kernels(is_on=True)
     reference, classes = _compare(engine)
     engine.use_reference_kernels(is_on=False)
-    widths = classes.choose(engine.max_padding, engine.num_sequences)
+    widths = classes.choose(engine.max_padding)
     if widths is not None:
         widths = widths._replace(is_reference=True)
     if is_repacked and not (widths and widths.pads_little):
@@ -53,7 +53,7 @@ def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasse
     if is_cut or _order(widths) > _order(Widths((1, MOST_SHORT))):
         usual, others = _compare(engine)
         # several slots cannot take back padding of recurrent states: one is to have their kernels
-        own = others.choose(engine.max_padding if is_cut else 0, engine.num_sequences)
+        own = others.choose(engine.max_padding if is_cut else 0)
         widest = others.choose_for_prompts()
         if own and _order(own) <= _order(widths):
             widths, classes = own, others

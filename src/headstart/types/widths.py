@@ -14,7 +14,6 @@ from headstart.types.constraint import NO_LIMIT
 from headstart.types.engine import CacheKind
 
 LEAST_WIDEST = 6  # a short draft, and so the least that the widest decode of a class may have
-ROWS_PER_SLOT = 4  # a class should have room for, so that drafts of all slots share a decode
 MOST_SHORT = 16  # rows of a draft or less; up to this, all widths are compared
 
 
@@ -68,25 +67,24 @@ class WidthClasses:
         mixed = [f"mixed: {_ranges(self.mixed, compared)}"] if self.mixed else []
         return " | ".join(names + mixed)
 
-    def choose(self, most_padding: int = NO_LIMIT, num_slots: int = 1) -> Widths | None:
-        """The class for decodes of answers: of those with room for drafts of all slots (of one, if
-        each is decoded alone), the one that begins with the fewest rows; else the one with most.
+    def choose(self, most_padding: int = NO_LIMIT) -> Widths | None:
+        """The class for decodes of answers: of those with room for a long draft, the one that
+        begins with the fewest rows; else the one with most room.
 
-        Only compared widths: others may use different kernels. Not by time: a server has the same
-        texts each time it is started.
+        Only compared widths: others may use different kernels. Not by time, nor by the number of
+        slots: a server has the same texts each time it is started.
 
         `most_padding`: rows that can be added to one sequence and rolled back.
         """
         found = [_padded(sorted(members), most_padding) for members in self.classes]
         # at least three widths: otherwise too much padding
         useful = [n for n in found if len(n) >= 3 and n[-1] >= LEAST_WIDEST]
-        room = ROWS_PER_SLOT * (1 if self.is_alone else num_slots)
-        roomy = [sizes for sizes in useful if sizes[-1] >= room]
+        roomy = [sizes for sizes in useful if sizes[-1] >= MOST_SHORT]
         best = min(roomy) if roomy else max(useful, key=lambda sizes: sizes[-1], default=())
         return Widths(best) if best else None
 
     def choose_for_prompts(self) -> Widths:
-        """The class for prompts: the widest, which does not depend on the number of slots."""
+        """The class for prompts: the widest."""
         wide = max(self.classes, key=lambda members: (len(members) >= 3, max(members)))
         return Widths(tuple(sorted(wide)))
 

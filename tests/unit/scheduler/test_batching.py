@@ -177,7 +177,7 @@ def compare(kernel: Kernel, **settings: int) -> WidthClasses:
         (
             lambda batch, row: (batch.num_rows > 1) + (batch.num_rows > 8),
             "1 | 2-8 | 9-64",
-            Widths(ALL[1:8]),
+            Widths(ALL[8:]),
         ),
         (  # threads share the attention of a single row in a long text
             lambda batch, row: batch.num_rows == 1 and batch.positions[row] >= 256,
