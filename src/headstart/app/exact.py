@@ -65,7 +65,7 @@ def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasse
     if widths is None or prompt_widths is None:
         raise _refusal(engine, classes)
     engine.widths, engine.prompt_widths = widths, prompt_widths
-    engine.is_alone = classes.is_alone
+    engine.width_costs = None if classes.is_alone else _costs(classes)
     if engine.cache_kind is CacheKind.ROLLBACK:  # of one decode, with all that pads it
         sizes = range(1, 1 + min(MOST_SHORT, widths.most))
         fitting = [n for n in sizes if widths.fit(n) - 1 <= engine.max_padding]
@@ -88,6 +88,14 @@ def _compare(engine: LlamaEngine) -> tuple[WidthComparison, WidthClasses]:
     engine.adapters.use(())
     assert classes is not None, "nobody interrupts it"
     return comparison, classes
+
+
+def _costs(classes: WidthClasses) -> dict[int, float]:
+    """Milliseconds by width; one slower than a wider decode was disturbed, and is as fast."""
+    costs, least = dict[int, float](), inf
+    for width, milliseconds in sorted(classes.milliseconds, reverse=True):
+        costs[width] = least = min(least, milliseconds)
+    return costs
 
 
 def _order(widths: Widths | None) -> tuple[float, bool]:

@@ -54,8 +54,9 @@ class LlamaEngine(Sequences):
         self.is_exact, self.is_reference = config.exact, False
         is_split = model.facts.architecture == "deepseek4" and not limits.is_heads
         self.has_own_caches = config.exact or is_split
-        self.widths, self.is_alone = ALL_WIDTHS, False  # widths of decodes, in exact mode
-        self.prompt_widths = ALL_WIDTHS  # those of prompts, in exact mode
+        # in exact mode: widths of decodes, those of prompts, and the time of a decode by width
+        self.widths = self.prompt_widths = ALL_WIDTHS
+        self.width_costs: dict[int, float] | None = {}  # None: sequences are decoded one by one
         self.num_sequences = limits.num_sequences
         context = config.context or model.facts.train_context
         params = context_params(model.facts, config, limits, context)
@@ -170,8 +171,7 @@ class LlamaEngine(Sequences):
         runs = runs_of(batch) if self.is_exact or self.cache_kind is not CacheKind.CUT else []
         if self.is_exact:
             widths = self.widths, self.prompt_widths
-            kind, is_alone = self.cache_kind, self.is_alone
-            groups = exact_groups(batch, runs, widths, kind, is_alone=is_alone)
+            groups = exact_groups(batch, runs, widths, self.cache_kind, self.width_costs)
             self._launch_groups(batch, groups)
         elif self.cache_kind is CacheKind.ROLLBACK and len(runs) > 1:
             self._launch_evenly(batch, runs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -37,8 +37,7 @@ def exact_groups(
     runs: Sequence[Run],
     both: tuple[Widths, Widths],
     kind: CacheKind,
-    *,
-    is_alone: bool = False,
+    costs: Mapping[int, float] | None,
 ) -> list[Group]:
     """Groups whose number of rows is one of the widths, of answers or of prompts, in decoding
     order.
@@ -46,9 +45,14 @@ def exact_groups(
     Each sequence has its own cache; libllama computes together equally many rows of sequences with
     consecutive ids. Padding can only be rolled back until the next decode, and without snapshots
     not at all: such sequences are decoded one by one, unpadded.
+
+    costs: time of a decode by width, 1 if unknown; None if a row depends on other sequences
+    beside it.
     """
     ids, short, groups = batch.seq_ids, list[Run](), list[Group]()
     widths, of_prompts = both
+    if kind is not CacheKind.CUT:
+        costs = None
     for run in runs:
         own = of_prompts if int(ids[run[0]]) in batch.prompts else widths
         # longer runs are prompts, decoded separately
@@ -61,15 +65,30 @@ def exact_groups(
             ]
     neighbours = list[Run]()
     for run in sorted(short, key=lambda run: int(ids[run[0]])):
-        is_next = neighbours and int(ids[run[0]]) == int(ids[neighbours[-1][0]]) + 1
-        can_join = is_next and kind is CacheKind.CUT and not is_alone
-        if neighbours and not (can_join and _width([*neighbours, run], widths)):
-            groups.append(Group(neighbours, _width(neighbours, widths), widths))
+        if neighbours and int(ids[run[0]]) != int(ids[neighbours[-1][0]]) + 1:
+            groups += _divide(neighbours, widths, costs)
             neighbours = []
         neighbours.append(run)
-    if neighbours:
-        groups.append(Group(neighbours, _width(neighbours, widths), widths))
-    return groups
+    return groups + _divide(neighbours, widths, costs)
+
+
+def _divide(runs: Sequence[Run], widths: Widths, costs: Mapping[int, float] | None) -> list[Group]:
+    """Divide runs of sequences with consecutive ids into decodes that take the least time together:
+    all rows of a short one are padded to the longest draft beside it. O(n^2) in sequences.
+    """
+    best: list[tuple[float, list[Group]]] = [(0.0, [])]  # by number of runs
+    for end in range(1, len(runs) + 1):
+        options = []
+        for start in range(end - 1, -1, -1):
+            part = runs[start:end]
+            width = _width(part, widths)
+            if len(part) > 1 and (costs is None or not width):
+                break
+            time, groups = best[start]
+            time += costs.get(len(part) * width, 1.0) if costs else 1.0
+            options.append((time, [*groups, Group(list(part), width, widths)]))
+        best.append(min(options, key=lambda option: option[0]))
+    return best[-1][1]
 
 
 def _cut(batch: Batch, run: Run, widths: Widths, kind: CacheKind) -> Iterator[Run]:
