@@ -230,17 +230,15 @@ class LlamaEngine(Sequences):
             self._drop_padding(batch, [run])
         position = self.gaps.position(seq_id, start - offset)
         rows = chunk.rows(seq_id, start, position, offset, batch.tokens[:num].tolist())
-        # attention of 64 rows sums by tiles of cells, and a window that was restored has others
-        is_tiled = self.is_exact and self.window > 0 and not self.is_reference
+        if self.is_exact:
+            # attention of 64 rows sums by tiles of cells, and a window that was restored has others
+            is_reference = self.window > 0 or self.prompt_widths.is_reference
+            self.use_reference_kernels(is_on=is_reference)
         api.llama_set_causal_attn(self.handle, chunk.is_causal)
-        if is_tiled:
-            self.use_reference_kernels(is_on=True)
         try:
             self._decode(batch, c_batch(rows))
         finally:
             api.llama_set_causal_attn(self.handle, True)
-            if is_tiled:
-                self.use_reference_kernels(is_on=False)
         if self.cache_kind is not CacheKind.CUT:
             self._note(batch, [run])
         if offset + num == chunk.num_cells:
