@@ -106,8 +106,11 @@ class CostTable:
             return
         at_knot = expected = self._shape[knot]
         if not seen or rows != KNOTS[knot]:
-            weights = self._read(max(rows, KNOTS[knot]))
-            expected, at_knot = log(weights[rows]), log(weights[KNOTS[knot]])
+            widest = max(rows, KNOTS[knot])
+            costs, scale = self._read(widest), 0.0
+            if rows > LONGEST_DECODE:
+                costs, scale = np.array(self.curve(widest, context)), self._level
+            expected, at_knot = log(costs[rows]) - scale, log(costs[KNOTS[knot]]) - scale
         lever = rows * context if rows <= LONGEST_DECODE else 0
         attention = self._attention * lever
         total = exp(expected) + attention
@@ -169,9 +172,9 @@ class CostTable:
         if known is None or len(known) <= rows:
             rows = EACH * (max(rows, EACH) // EACH + 1)  # the next step may ask for more
             weights = self._read(rows)[:rows]
-            array = weights + self._attention * context * np.arange(rows)
-            beyond = LONGEST_DECODE + 1
-            array[beyond:] = np.maximum(array[beyond - 1 : beyond], weights[beyond:])
+            attended = np.minimum(np.arange(rows), LONGEST_DECODE)
+            array = weights + self._attention * context * attended
+            self._read_wide(array)
             known = (exp(self._level) * array).tolist()  # item by item, at Python's speed
             if can_fill:
                 widths = self._cheapest(known)
@@ -231,6 +234,8 @@ class CostTable:
         """Costs relative to the level without context, by rows, up to at least `rows`."""
         if len(self._weights) <= rows:
             widths, points = np.arange(4 * rows), self._points()
+            # attention is part of what wide steps were measured to take
+            points = [point for point in points if point[0] <= LONGEST_DECODE] or points
             (first_rows, first), (last_rows, last) = points[0], points[-1]
             one = first / (1.0 + ROW_PRIOR * (first_rows - 1))
             slope = ROW_PRIOR * one
@@ -240,6 +245,20 @@ class CostTable:
             self._weights = np.interp(widths, at, values)
             self._weights += slope * np.maximum(0, widths - last_rows)
         return self._weights
+
+    def _read_wide(self, array: NDArray[np.float64]) -> None:
+        """Replace the costs of steps wider than LONGEST_DECODE by those measured, if any."""
+        wide = [point for point in self._points() if point[0] > LONGEST_DECODE]
+        if not wide or len(array) <= LONGEST_DECODE:
+            return
+        least, (last_rows, last) = wide[0][1], wide[-1]
+        unknown = array[EACH + 1 : LONGEST_DECODE + 1]  # mostly extrapolated
+        np.minimum(unknown, least, out=unknown)
+        rows = np.arange(LONGEST_DECODE + 1, len(array))
+        at, values = zip((LONGEST_DECODE, array[LONGEST_DECODE]), *wide, strict=True)
+        slope = max(0.05 * last / last_rows, 0.5 * (last - array[1]) / (last_rows - 1))
+        array[LONGEST_DECODE + 1 :] = np.interp(rows, at, values)
+        array[LONGEST_DECODE + 1 :] += slope * np.maximum(0, rows - last_rows)
 
     def _points(self) -> list[tuple[int, float]]:
         """(rows, ms / level) at the knots seen.
@@ -302,8 +321,9 @@ def _widths_of(samples: Sequence[Sample], attention: float) -> dict[int, float]:
 
 
 def _nearest_knot(rows: int) -> int:
+    """The index of a knot; attention counts as weights on both sides of it, or on neither."""
     k = bisect_left(KNOTS, rows)
-    if k == len(KNOTS):
+    if k == len(KNOTS) or rows <= LONGEST_DECODE < KNOTS[k]:
         return k - 1
     return k - 1 if k and rows - KNOTS[k - 1] < KNOTS[k] - rows else k
 

@@ -320,3 +320,16 @@ def test_one_disturbed_decode_of_a_warm_up_does_not_keep_a_width_from_being_used
     table.calibrate([Sample(n, 0, (2.0 if n == 24 else 1.0) * ms, 11.0) for n, ms in true.items()])
     assert table.milliseconds(24, 0) == pytest.approx(33.0, rel=0.05)
     assert table.width(20, 0) == 20, "no padding to avoid it"
+
+
+def test_rows_beside_a_prompt_have_a_price_where_attention_is_dear() -> None:
+    """What wide steps were measured to take includes their attention: it is not added again."""
+    table, context = CostTable(), 500
+    table.calibrate([Sample(n, 0, 10.0 + 0.3 * n, 10.6) for n in range(1, 33) for _ in range(3)])
+    for rows in (8, 32) * 20:
+        table.observe(rows, context, 10.0 + 0.3 * rows + 0.2 * rows)
+    for rows in (64, 96, 128) * 3:
+        table.observe(rows, context, 10.0 + 0.5 * rows)
+    curve = table.curve(128, context)
+    for rows in (66, 80, 100):
+        assert curve[rows + 16] - curve[rows] == pytest.approx(8.0, rel=0.3)
