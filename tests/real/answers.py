@@ -84,7 +84,7 @@ def open_config(config: Config, models: Models) -> Scheduler:
         return build_scheduler(config, models)[0]
 
 
-_run, _known = WidthComparison.run, dict[tuple[object, ...], WidthClasses | None]()
+_run, _known = WidthComparison.run, dict[tuple[object, ...], tuple[WidthClasses | None, Any]]()
 
 
 def _compared_once(target: Path) -> Callable[..., WidthClasses | None]:
@@ -96,8 +96,9 @@ def _compared_once(target: Path) -> Callable[..., WidthClasses | None]:
         sizes = (engine.num_sequences, engine.context_size, engine.max_batch_tokens)
         key = (digest, next(times), *sizes, engine.max_outputs, engine.cache_kind)
         if key not in _known:
-            _known[key] = _run(self, *arguments)
-        return _known[key]
+            _known[key] = _run(self, *arguments), self.rows
+        classes, self.rows = _known[key]
+        return classes
 
     return run
 

@@ -163,6 +163,27 @@ def test_a_hybrid_writes_the_same_with_one_slot_as_with_several(monkeypatch, tmp
     assert widths == [whole] * 2 + [whole._replace(is_reference=True)] * 2
 
 
+@pytest.mark.parametrize("has_mixed", [False, True])
+def test_prompts_have_the_usual_kernels_where_these_agree_in_wide_decodes(
+    monkeypatch: pytest.MonkeyPatch, *, has_mixed: bool
+) -> None:
+    """Those of experts in K-quants depend on how many rows an expert gets, unless these are few."""
+    wide = tuple(range(8, 64))
+    usual = WidthClasses(((1,), tuple(range(2, 8)), *(() if has_mixed else (wide,))), (), 0.1)
+    found = [WidthClasses(((1,), tuple(range(2, 65))), (), 0.1), usual]
+
+    def run(comparison: WidthComparison, *_: object) -> WidthClasses:
+        comparison.rows = {width: [bytes([len(found)])] for width in range(65)}
+        return found.pop(0)
+
+    monkeypatch.setattr(WidthComparison, "run", run)
+    target = load_target(Setting().config(), Models(demo.path(demo.TARGET), None, is_demo=True))
+    assert isinstance(target.engine, LlamaEngine)
+    answers = Widths(tuple(range(2, 65)), is_reference=True)
+    expected = answers, answers if has_mixed else Widths(wide)
+    assert (target.engine.widths, target.engine.prompt_widths) == expected
+
+
 def test_prompts_are_decoded_in_wide_decodes_and_answers_in_narrow_ones(monkeypatch) -> None:
     """However they are cached, interrupted or shifted, if no class has both."""
     classes = WidthClasses((tuple(range(1, 17)), tuple(range(17, 64)), (64,)), (), 0.1)

@@ -58,7 +58,7 @@ def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasse
         if own and _order(own) <= _order(widths):
             widths, classes = own, others
             prompt_widths = widest if is_cut else own
-        elif widths and is_cut:
+        elif widths and is_cut and widest.most > MOST_SHORT:
             both = usual.rows.get(widest.most, ()), reference.rows.get(widths.most, ())
             if any(one != other for one, other in zip(*both, strict=False)):
                 prompt_widths = widest

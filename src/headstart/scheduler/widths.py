@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.types import FINAL_STATE, Batch, Engine, Logits
+from headstart.types.constraint import NO_LIMIT
 from headstart.types.widths import WidthClasses
 
 WIDE = (*range(20, 64, 4), 63, 64)  # attention on a CPU changes at 64
@@ -147,8 +148,10 @@ class WidthComparison:
 
     def _classes(self) -> WidthClasses:
         classes: list[list[int]] = []
+        # in wider decodes an expert may get as few rows, and may get as many
+        least_mixed = min(self._mixed, default=NO_LIMIT)
         for width, rows in self.rows.items():
-            if width in self._mixed:
+            if width >= least_mixed:
                 continue
             for members in classes:
                 other = max((self.rows[n] for n in members), key=len)
@@ -160,10 +163,10 @@ class WidthComparison:
                 classes.append([width])
         return WidthClasses(
             tuple(map(tuple, classes)),
-            tuple(sorted(self._mixed)),
+            tuple(width for width in self.rows if width >= least_mixed),
             self._change,
             tuple((width, self._ms[width]) for width in self.rows),
-            bool(self._alone - self._mixed),
+            any(width < least_mixed for width in self._alone),
             has_reference=self._engine.attention_tile > 1,
         )
 

@@ -53,7 +53,7 @@ class WidthClasses:
     """Result of a comparison of widths."""
 
     classes: tuple[tuple[int, ...], ...]  # of the widths compared
-    mixed: tuple[int, ...]  # widths where a row depends on the rows beside it
+    mixed: tuple[int, ...]  # widths where a row may depend on the rows beside it
     change: float  # largest difference of a logit between two widths
     milliseconds: tuple[tuple[int, float], ...] = ()  # of the fastest decode, by width
     is_alone: bool = False  # rows of another sequence in the decode change a row
@@ -85,7 +85,7 @@ class WidthClasses:
 
     def choose_for_prompts(self) -> Widths:
         """The class for prompts: the widest."""
-        wide = max(self.classes, key=lambda members: (len(members) >= 3, max(members)))
+        wide = max(self.classes, key=lambda members: (len(members) >= 3, max(members)), default=())
         return Widths(tuple(sorted(wide)))
 
     def exact_cost(self, kind: CacheKind) -> float | None:

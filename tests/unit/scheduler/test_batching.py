@@ -266,15 +266,18 @@ def test_the_price_of_exactness_is_that_of_unpadded_rows_where_states_keep_paddi
     assert promise.endswith("take 0 % longer, and decodes several requests one by one")
 
 
-def test_a_kernel_that_depends_on_the_rows_beside_is_found() -> None:
-    """A mixture of experts whose kernel depends on how many rows an expert gets."""
+@pytest.mark.parametrize("num_experts", [2, 4, 10**6])
+def test_a_kernel_that_depends_on_the_rows_beside_is_found(num_experts: int) -> None:
+    """A mixture of experts whose kernel depends on how many rows an expert gets: of many rows, all
+    that are compared may have the same.
+    """
 
     def kernel(batch: Batch, row: int) -> int:
-        tokens = batch.tokens[: batch.num_rows]
-        return int((tokens == tokens[row]).sum() >= 8)
+        experts = batch.tokens[: batch.num_rows] % num_experts
+        return int((experts == experts[row]).sum() >= 8)
 
     classes = compare(kernel)
-    assert str(classes).startswith("1-7 | mixed: 8-")
+    assert str(classes) == "1-7 | mixed: 8-64"
     assert classes.choose() == Widths(ALL[:7])
 
 
