@@ -15,10 +15,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from headstart.app.cli import llama_server, router
+from headstart.app.cli import llama_server
 from headstart.app.cli.settings import Setting, all_settings
 from headstart.extras.bench.comparison import OTHER_SERVER, Score, bases
-from headstart.extras.cluster import command as cluster
 from headstart.gateway.router.metrics import METRICS as ROUTER_METRICS
 from headstart.server.errors import ANSWERS
 from headstart.server.metrics import METRICS, Metric
@@ -81,23 +80,13 @@ def flags_page() -> str:
         "environment variables: `ctx-size`, `ctx_size`",
         "and `LLAMA_ARG_CTX_SIZE` are one setting.",
         "",
-        "`HEADSTART_CACHE` is the folder for what the server learns and for prompts (default: "
-        "`~/.cache/headstart`). llama-server's flags and variables",
+        "`HEADSTART_CACHE` is the [cache folder](install.md#with-pip-pipx-or-uv). llama-server's "
+        "flags and variables",
         "are in [from-llama-server.md](from-llama-server.md).",
     ]
     titles = groupby(all_settings(), lambda one: one.title)
     for title, members in titles:
         lines += ["", f"## {title}", "", *_flag_table(members)]
-    of_router, of_cluster = (
-        [one for one in module.COMMAND.settings() if not one.part] for module in (router, cluster)
-    )
-    shared = [one for one in of_cluster if one in of_router]
-    for commands, own in (
-        ("`headstart router` and `headstart cluster`", shared),
-        ("`headstart router`", [one for one in of_router if one not in shared]),
-        ("`headstart cluster`", [one for one in of_cluster if one not in shared]),
-    ):
-        lines += ["", f"## Only {commands}", "", *_flag_table(own)]
     return _page(lines)
 
 

@@ -117,8 +117,7 @@ class SchedulerConfig:
     )
     context_shift: bool = option(
         False,
-        "when a text fills the context, drop its older half and continue; without it the text "
-        "ends there",
+        "when a text fills the context, drop its older half and continue, instead of ending",
     )
     keep: int = option(
         0,

@@ -78,7 +78,7 @@ def bind_threads(cores: Sequence[Collection[int]]) -> None:
 def huge_pages() -> Iterator[None]:
     """Let processes that are started in this block have large blocks in huge pages of Linux.
 
-    A decode reads all weights, and looks up an address for each page (docs/measured.md).
+    A decode reads all weights, and looks up an address for each page.
     Source: glibc manual, "Memory Allocation Tunables". `GLIBC_TUNABLES=` leaves it as it is.
     """
     name = "GLIBC_TUNABLES"

@@ -254,7 +254,8 @@ def check_environment(environment: Mapping[str, str], settings: Sequence[Setting
         elif meant is not None:
             hint = f"; did you mean {meant.environment or f'--{flag}'}?"
         raise ConfigError(
-            f"{name} is set but there is no such setting{hint} (all names: docs/flags.md)"
+            f"{name} is set but there is no such setting{hint} "
+            "(all names: docs/flags.md and --help)"
         )
     if not settings or not (unread := unread - known):
         return None
