@@ -28,15 +28,18 @@ from tests.real.support import (
 from headstart.app import loading
 from headstart.app.assemble import Models, build_scheduler
 from headstart.app.cli.main import main
+from headstart.app.exact import make_exact
 from headstart.app.loading import fit_models
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.control.state import VERSION
+from headstart.engine.context import LlamaEngine
 from headstart.engine.fit import Fitted
 from headstart.scheduler.copy_prices import CopyPrices
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types import CacheKind
 from headstart.types.errors import ConfigError, ModelError
 from headstart.types.report import WorkerInfo
+from headstart.types.widths import WidthClasses, Widths
 
 PROMPT = "def add(first, second):\n    return first + second\n\n\ndef multiply(first, second):\n"
 BODY = {"prompt": PROMPT * 3, "n_predict": 8, "temperature": 0}
@@ -125,24 +128,34 @@ def test_a_prompt_is_found_with_another_context_unless_that_rotates_its_keys_oth
 def test_an_exact_prompt_is_found_only_where_it_would_be_computed_by_the_same_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same settings may be loaded unpacked, or with fewer layers on a card, another time."""
+    """The same settings may be loaded unpacked, or with fewer layers on a card, another time, and
+    another version may choose other widths.
+    """
     monkeypatch.setattr(CopyPrices, "saves_time", lambda *given: True)
     path, request = tiny_llama(tmp_path / "tiny.gguf"), byte_requests(1)[0]
     config = with_prompts_on_disk(Setting(), tmp_path / "prompts")
 
-    def num_restored(*, repack: bool) -> int:
+    def num_restored(*, repack: bool = True, widths: Widths | None = None) -> int:
         def fit(*given: Any) -> Fitted:
             fitted = fit_models(*given)
             return replace(fitted, config=replace(fitted.config, repack=repack))
 
+        def make(engine: LlamaEngine, **given: bool) -> WidthClasses | None:
+            classes = make_exact(engine, **given)
+            engine.prompt_widths = widths or engine.prompt_widths
+            return classes
+
         monkeypatch.setattr(loading, "fit_models", fit)
+        monkeypatch.setattr(loading, "make_exact", make)
         scheduler = build_scheduler(config, without_draft(path))[0]
         disk = disk_of(scheduler)
         play(scheduler, [replace(request, prompt=tuple(range(200)))])
         scheduler.cache.offloading.finish()
         return disk.report().num_restored
 
-    assert [num_restored(repack=repack) for repack in (True, False, True)] == [0, 0, 1]
+    assert num_restored() == num_restored(repack=False) == 0
+    assert num_restored(widths=Widths((8, 12, 16))) == 0
+    assert num_restored() == 1
 
 
 @pytest.mark.parametrize("name", KINDS)

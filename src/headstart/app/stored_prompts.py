@@ -80,8 +80,10 @@ def open_disk(config: Config, models: Models, target: Target, drafter: Any) -> D
     if not scheduler.cache_ram:
         log.warning("--cache-disk is not used: prompts go there through --cache-ram, which is 0")
         return None
-    digest, own = ModelId.of(models.target).digest, _facts(target.fitted.config)
     engine: Any = target.engine
+    digest, own = ModelId.of(models.target).digest, _facts(target.fitted.config)
+    if target.classes is not None:  # an answer's cells are kept only where it has these, too
+        own += f"\0{engine.prompt_widths!r}"
     streams = scheduler.parallel if engine.has_own_caches else 1  # a state names their number
     facts = [ModelId.of(models.drafter.path).digest] if models.drafter else []
     facts += [*models.types, own, repr(config.draft_engine), *_rotation(drafter)]
@@ -131,6 +133,5 @@ def _facts(config: EngineConfig) -> str:
         facts += [f"{flag} {ModelId.of(file).digest} {scale}" for file, scale in files]
     if config.exact:
         # the context may be what fits, which is another one each time
-        facts.append("without answers, which may have kernels of their own")
         facts += [platform.node(), platform.machine(), repr(replace(config, context=0))]
     return "\0".join(facts)
