@@ -185,7 +185,7 @@ class EngineConfig:
     repack: bool = option(
         True,
         "rearrange weights so that a CPU computes a few rows faster; prompts are processed "
-        "without, where that is faster and the mapped file fits into memory beside them",
+        "without, where that is faster and memory holds both",
         "-repack",
     )
     check_tensors: bool = option(False, "check the weights for invalid values when loading")
@@ -316,7 +316,7 @@ class ImageConfig:
         "one in the model's repository on the hub",
     )  # fmt: skip
     draft_mmproj: str | None = option(
-        None, "projector of the draft model, which then sees the images before its drafts; "
+        None, "projector of the draft model, which then sees images; "
         "default: the one in the repository of --draft-hf-repo",
     )  # fmt: skip
     mmproj_auto: bool = option(True, "use the projector in the model's repository on the hub")
