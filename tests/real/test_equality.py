@@ -10,12 +10,14 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import jsonschema
 import pytest
 from tests.architectures import tiny_hybrid, write_model
 from tests.harness import play
+from tests.models import tiny_llama
 from tests.real.answers import (
     CONTEXT,
     Setting,
@@ -145,6 +147,20 @@ def test_a_hybrid_that_cannot_be_exact_is_told_what_makes_it_so_with_its_slots(
     experts = Models(write_model(tmp_path / "experts.gguf", "qwen3next"), None, is_demo=False)
     with pytest.raises(ConfigError, match=r"0 rows; drop the flag, or on a processor.*=OFF$"):
         open_setting(Setting("auto", 4, 1), experts)  # libllama takes back no drafts either
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"flash_attn": "off"}, {"cache_type_k": "bf16", "cache_type_v": "bf16"}],
+    ids=str,
+)
+def test_on_a_processor_no_price_of_exactness_is_named_which_has_kernels_of_its_own(
+    settings: dict[str, str], tmp_path: Path
+) -> None:
+    engine = engine_of(tiny_llama(tmp_path / "tiny.gguf"), **settings)
+    classes = WidthComparison(engine, [0], perf_counter, cuts=True).run()
+    assert classes is not None
+    assert classes.exact_cost(engine.cache_kind) is None
 
 
 def test_a_hybrid_writes_the_same_with_one_slot_as_with_several(monkeypatch, tmp_path) -> None:

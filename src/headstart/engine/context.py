@@ -19,7 +19,7 @@ from headstart.config import EngineConfig
 from headstart.engine import hidden_states
 from headstart.engine.adapters import Adapters
 from headstart.engine.c_batch import c_batch, floats_at
-from headstart.engine.devices import attention_tile
+from headstart.engine.devices import attends_on_gpu, attention_tile
 from headstart.engine.filters import LlamaFilters, begin_filters
 from headstart.engine.groups import Group, GroupedBatch, Run, exact_groups, runs_of
 from headstart.engine.library import api, libllama_error, take_errors
@@ -90,6 +90,7 @@ class LlamaEngine(Sequences):
         self.can_shift = can_shift and bool(api.llama_memory_can_shift(self._memory))
         self.has_blocks = has_spare and not self.has_own_caches and not self.window
         self.attention_tile = attention_tile(config) if is_cut else 1
+        self.has_reference = not attends_on_gpu(config)
         self._used = self.handle  # the context in use
         if reads_apart(model.facts, config, limits) and is_cut:
             self.reader = PromptReader(model.handle, params, self._memory)

@@ -56,11 +56,12 @@ def attention_tile(config: EngineConfig) -> int:
     """
     types = {config.cache_type_k, config.cache_type_v}
     is_plain = config.flash_attn != "off" and types in ({"f16"}, {"f32"})
-    has_tiles = is_plain and not config.exact and not _attends_on_gpu(config)
+    has_tiles = is_plain and not config.exact and not attends_on_gpu(config)
     return FLASH_TILE if has_tiles else 1
 
 
-def _attends_on_gpu(config: EngineConfig) -> bool:
+def attends_on_gpu(config: EngineConfig) -> bool:
+    """Whether a device other than the CPU may compute attention."""
     if config.rpc is not None:
         return True  # perhaps on another machine
     if not config.gpu_layers or not config.kv_offload or config.device in ("", "none"):

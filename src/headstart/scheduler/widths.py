@@ -167,7 +167,7 @@ class WidthComparison:
             self._change,
             tuple((width, self._ms[width]) for width in self.rows),
             any(width < least_mixed for width in self._alone),
-            has_reference=self._engine.attention_tile > 1,
+            has_reference=self._engine.has_reference,
         )
 
     def _put_back(self, length: int) -> None:

@@ -170,6 +170,7 @@ class Engine(Protocol):
     padding_sequence: int | None
     # rows that attention computes together, over all cells that any of them sees; 1: separately
     attention_tile: int
+    has_reference: bool  # has other kernels, those of a CPU that agree in more widths
     cache_kind: CacheKind
     window: int  # tokens seen by sliding windows; 0: none
     # draft tokens of one decode that can be rolled back; huge for pure attention, and if
