@@ -38,7 +38,7 @@ from headstart.scheduler.context_shift import MOST_CHUNKS, find_chunks
 from headstart.scheduler.sequence import OwnedTokens
 from headstart.structures.prefix import common_prefix_length
 from headstart.testing import FakeEngine, LetterVocab
-from headstart.types import CacheKind
+from headstart.types import Batch, CacheKind
 from headstart.types.errors import EngineError
 from headstart.types.request import Request
 
@@ -119,6 +119,29 @@ def test_a_cache_that_cannot_be_moved_is_read_again(cache_kind: CacheKind) -> No
     scheduler = make_scheduler(engine, drafts, fixed(3), context_shift=True)
     check(engine, requests, run(scheduler, requests), rule)
     assert all(slot.num_exact > CONTEXT for slot in scheduler.cells)
+
+
+def test_what_a_shift_keeps_of_an_answer_is_read_with_the_kernels_of_prompts() -> None:
+    """It belongs to the prompt then, and would have these after an interruption."""
+    engine = Model(context_size=CONTEXT)
+    engine.can_shift, engine.has_prompt_widths = False, True
+    scheduler = make_scheduler(engine, context_shift=True)
+    _, request = make_requests(2, max_tokens=110)
+    scheduler.submit(replace(request, num_keep=10_000))
+    as_prompt, launch = dict[int, bool](), engine.launch
+
+    def note(batch: Batch) -> None:
+        for row in range(batch.num_rows):
+            as_prompt[int(batch.positions[row])] = int(batch.seq_ids[row]) in batch.prompts
+        launch(batch)
+
+    engine.launch = note  # type: ignore[method-assign]
+    while scheduler.running or scheduler.waiting:
+        scheduler.step()
+        for sequence in scheduler.running:
+            assert sequence.cells is not None
+            num_decoded = min(sequence.cells.length, sequence.num_as_prompt)
+            assert all(as_prompt[position] for position in range(num_decoded))
 
 
 def test_what_a_shift_moved_is_not_used_for_other_requests() -> None:
