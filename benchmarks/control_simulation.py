@@ -11,7 +11,7 @@ the cost curve, but not the outcomes: nothing that only sees the past can be exp
 "warm" has seen another text of the kind on this machine.
 
     python -m benchmarks.control_simulation [--tokens 3000]
-        [--tiled | --experts | --snapshots | --hybrids | --mixed | --arrivals]
+        [--tiled | --experts | --snapshots | --hybrids | --exact | --mixed | --arrivals]
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from statistics import geometric_mean
 
 from benchmarks.lib.curves import CostCurve
 from benchmarks.lib.simulated_arrivals import LONG, SHORT, ArrivalSimulation, no_drafts
-from benchmarks.lib.simulated_rollback import auto_with, even_speeds
-from benchmarks.lib.simulated_slots import Simulation
+from benchmarks.lib.simulated_rollback import AutoEven, ExactSimulation, auto_with, even_speeds
+from benchmarks.lib.simulated_slots import LONGEST, Simulation
 from benchmarks.lib.simulated_texts import (
     CURVES,
     EXPERT_CURVES,
@@ -142,6 +142,18 @@ def hybrids(tokens: int, seed: int) -> Iterator[Line]:
         yield Line(f"{curve} {workload} {num_slots}", "", speeds, ("auto",))
 
 
+def exact(tokens: int, seed: int) -> Iterator[Line]:
+    """Several users with --exact; also if control priced only the rows of drafts, not padding."""
+    for curve, workload, num_slots in product(("cpu", "gpu"), WORKLOADS, (4, 8)):
+        run = ExactSimulation(
+            workload, curve, num_slots, tokens=tokens // num_slots + 300, seed=seed
+        )
+        speeds = {"off": run.off().speed, "sum": run.auto(warmed_up(run)).speed}
+        policy = AutoEven(run, warmed_up(run), LONGEST)
+        speeds["auto"] = run.run(policy.lengths, policy.after).speed
+        yield Line(f"{curve} {workload} {num_slots}", "", speeds, ("auto",))
+
+
 def mixed(tokens: int, seed: int) -> Iterator[Line]:
     """Steps that read prompts beside the answers, after some that did not."""
     for curve, workload, num_slots, rows in product(
@@ -176,7 +188,7 @@ def arrivals(count: int, seed: int) -> None:
         print(f"{curve} {num_slots} slots, {name}: {seen}", flush=True)
 
 
-TABLES = (tiled, experts, snapshots, hybrids, mixed)
+TABLES = (tiled, experts, snapshots, hybrids, exact, mixed)
 
 
 def main() -> None:

@@ -8,11 +8,24 @@ with the longest draft: a snapshot is good until libllama computes other sequenc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from benchmarks.lib.simulated_slots import LONGEST, AutoText, Choice, Score, Simulation, Slot
+from benchmarks.lib.simulated_slots import (
+    CONTEXT,
+    LONGEST,
+    AutoText,
+    Choice,
+    Lengths,
+    Score,
+    Simulation,
+    Slot,
+)
 
 from headstart.control import Controller, Step
+from headstart.engine.groups import divide
+from headstart.types.widths import Widths
+
+WIDTHS = Widths(tuple(range(1, 65)))
 
 
 class AutoRollback(AutoText):
@@ -100,3 +113,29 @@ def even_speeds(simulation: Simulation, snapshots: int, fixed: Sequence[int]) ->
         "fixed": max(fixed_length(length).speed for length in fixed),
         "auto": simulation.run(policy.lengths, policy.after).speed,
     }
+
+
+class ExactSimulation(Simulation):
+    """Several users with --exact: the decodes of a step take the least time together, and each has
+    equally many rows of every user.
+    """
+
+    _chosen: Sequence[int] = ()  # draft lengths of the step
+
+    def run(
+        self,
+        lengths: Lengths,
+        after: Callable[[Sequence[Slot], float], None] | None = None,
+        num_uncounted: int = 0,
+    ) -> Score:
+        def choose(slots: Sequence[Slot]) -> Choice:
+            choice = lengths(slots)
+            self._chosen = choice.lengths
+            return choice
+
+        return super().run(choose, after, num_uncounted)
+
+    def cost(self, rows: int, context: int = CONTEXT) -> float:
+        costs = {n: self.curve(n) for n in WIDTHS.sizes}
+        groups = divide([(0, 1 + length, 0) for length in self._chosen], WIDTHS, costs)
+        return sum(costs[len(group.runs) * group.width] for group in groups)

@@ -237,6 +237,11 @@ def test_a_prefix_whose_state_cannot_be_had_is_read_again(error, kind_and_path, 
     )
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_control_knows_whether_a_draft_pads_the_rows_of_other_answers(tmp_path, *, exact: bool):
+    assert engine_of(tiny_llama(tmp_path / "tiny.gguf"), exact=exact).is_even is exact
+
+
 @pytest.mark.parametrize(("write", "exact"), [(tiny_hybrid, False), (tiny_llama, True)])
 def test_the_logits_of_drafts_are_copied_only_where_a_prompt_is_read_in_another_decode(
     write: Callable[[Path], Path], tmp_path: Path, *, exact: bool

@@ -78,6 +78,8 @@ class LlamaEngine(Sequences):
         self.num_cells: int = self.context_size * num_caches
         self._find_kind()
         is_cut = self.cache_kind is CacheKind.CUT
+        # one by one, answers have the rows of their own drafts
+        self.is_even = self.has_own_caches if is_cut else self.cache_kind is CacheKind.ROLLBACK
         has_spare = params.n_seq_max > limits.num_sequences and is_cut
         checkpoints = Checkpoints(config.ctx_checkpoints, limits.checkpoint_bytes)
         super().__init__(self.handle, checkpoints, limits.num_sequences if has_spare else None)

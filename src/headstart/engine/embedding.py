@@ -173,7 +173,7 @@ class EncoderEngine:
     attention_tile = 1
     cache_kind = CacheKind.CUT
     window = max_rollback = 0
-    can_shift = has_blocks = has_prompt_widths = has_reference = False
+    is_even = can_shift = has_blocks = has_prompt_widths = has_reference = False
     max_outputs = 1
 
     def __init__(self, model: Model, max_tokens: int) -> None:

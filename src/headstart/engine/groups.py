@@ -66,13 +66,13 @@ def exact_groups(
     neighbours = list[Run]()
     for run in sorted(short, key=lambda run: int(ids[run[0]])):
         if neighbours and int(ids[run[0]]) != int(ids[neighbours[-1][0]]) + 1:
-            groups += _divide(neighbours, widths, costs)
+            groups += divide(neighbours, widths, costs)
             neighbours = []
         neighbours.append(run)
-    return groups + _divide(neighbours, widths, costs)
+    return groups + divide(neighbours, widths, costs)
 
 
-def _divide(runs: Sequence[Run], widths: Widths, costs: Mapping[int, float] | None) -> list[Group]:
+def divide(runs: Sequence[Run], widths: Widths, costs: Mapping[int, float] | None) -> list[Group]:
     """Divide runs of sequences with consecutive ids into decodes that take the least time together:
     all rows of a short one are padded to the longest draft beside it. O(n^2) in sequences.
     """

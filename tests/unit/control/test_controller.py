@@ -10,8 +10,8 @@ from statistics import geometric_mean
 
 import pytest
 from benchmarks.lib.simulated_models import ModelSimulation
-from benchmarks.lib.simulated_rollback import even_speeds
-from benchmarks.lib.simulated_slots import Simulation
+from benchmarks.lib.simulated_rollback import AutoEven, ExactSimulation, even_speeds
+from benchmarks.lib.simulated_slots import LONGEST, Simulation
 from benchmarks.lib.simulated_texts import expert_curve
 from benchmarks.lib.steps import SlotDraft, allowed, assign_rows, decode, model_call, ran
 
@@ -180,6 +180,16 @@ def test_a_target_that_computes_as_many_rows_for_every_slot_is_never_slower_than
     run = Simulation(workload, "cpu", num_slots, tokens=400)
     speeds = even_speeds(run, snapshots=8, fixed=(1, 2, 4))
     assert speeds["auto"] >= 0.97 * max(speeds["off"], speeds["fixed"])
+
+
+@pytest.mark.parametrize(("curve", "workload"), [("cpu", "edit"), ("gpu", "mixed")])
+def test_eight_users_with_exact_are_never_slower_than_off(curve: str, workload: str) -> None:
+    """A draft priced without the rows that it pads makes them a quarter slower."""
+    run, controller = ExactSimulation(workload, curve, 8, tokens=400), Controller()
+    run.warm_up(controller)
+    policy = AutoEven(run, controller, LONGEST)
+    auto = run.run(policy.lengths, policy.after)
+    assert auto.speed >= 0.97 * run.off().speed
 
 
 def test_lengths_by_known_chances_lie_between_off_and_hindsight() -> None:

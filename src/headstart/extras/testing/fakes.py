@@ -134,6 +134,7 @@ class FakeEngine:
         self.is_asynchronous = False
         self.attention_tile = 1
         self.cache_kind = cache_kind
+        self.is_even = cache_kind is CacheKind.ROLLBACK
         self.has_prompt_widths = self.has_reference = False
         self.max_rollback = 4 if cache_kind is CacheKind.ROLLBACK else 2**30
         self.can_shift = self.has_blocks = cache_kind is CacheKind.CUT
