@@ -8,14 +8,12 @@ with the longest draft: a snapshot is good until libllama computes other sequenc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from benchmarks.lib.simulated_slots import (
-    CONTEXT,
     LONGEST,
     AutoText,
     Choice,
-    Lengths,
     Score,
     Simulation,
     Slot,
@@ -120,22 +118,7 @@ class ExactSimulation(Simulation):
     equally many rows of every user.
     """
 
-    _chosen: Sequence[int] = ()  # draft lengths of the step
-
-    def run(
-        self,
-        lengths: Lengths,
-        after: Callable[[Sequence[Slot], float], None] | None = None,
-        num_uncounted: int = 0,
-    ) -> Score:
-        def choose(slots: Sequence[Slot]) -> Choice:
-            choice = lengths(slots)
-            self._chosen = choice.lengths
-            return choice
-
-        return super().run(choose, after, num_uncounted)
-
-    def cost(self, rows: int, context: int = CONTEXT) -> float:
+    def step_ms(self, lengths: Sequence[int], num_rows: int, context: int) -> float:
         costs = {n: self.curve(n) for n in WIDTHS.sizes}
-        groups = divide([(0, 1 + length, 0) for length in self._chosen], WIDTHS, costs)
+        groups = divide([(0, 1 + length, 0) for length in lengths], WIDTHS, costs)
         return sum(costs[len(group.runs) * group.width] for group in groups)

@@ -173,6 +173,10 @@ class Simulation:
     def cost(self, rows: int, context: int = CONTEXT) -> float:
         return self.curve(rows) + self.curve(1) * rows * (context - CONTEXT) / GROWN_CONTEXT
 
+    def step_ms(self, lengths: Sequence[int], num_rows: int, context: int) -> float:
+        """Time of a step with drafts of these lengths."""
+        return self.cost(num_rows, context)
+
     def warm_up(self, controller: Controller, curve: CostCurve | None = None) -> None:
         """Time some decodes, as a scheduler does before its first request; of another curve where
         its rows do not take as long as those of texts.
@@ -217,7 +221,7 @@ class Simulation:
             num_steps += 1
             chosen, draft_ms, num_padding, num_right = lengths(slots)
             num_rows = self.num_slots + sum(chosen) + num_padding + self.num_prompt_rows
-            milliseconds = self.cost(num_rows, self.context(slots)) + self.disturbed_ms
+            milliseconds = self.step_ms(chosen, num_rows, self.context(slots)) + self.disturbed_ms
             seen = milliseconds * noise.uniform(0.9, 1.1) * (3.0 if noise.random() < 0.01 else 1.0)
             if num_right is None:
                 num_right = [slot.run(n) for slot, n in zip(slots, chosen, strict=True)]

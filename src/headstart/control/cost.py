@@ -107,10 +107,12 @@ class CostTable:
         at_knot = expected = self._shape[knot]
         if not seen or rows != KNOTS[knot]:
             widest = max(rows, KNOTS[knot])
-            costs, scale = self._read(widest), 0.0
             if rows > LONGEST_DECODE:
-                costs, scale = np.array(self.curve(widest, context)), self._level
-            expected, at_knot = log(costs[rows]) - scale, log(costs[KNOTS[knot]]) - scale
+                curve = self.curve(widest, context)
+                expected, at_knot = (log(curve[n]) - self._level for n in (rows, KNOTS[knot]))
+            else:
+                weights = self._read(widest)
+                expected, at_knot = log(weights[rows]), log(weights[KNOTS[knot]])
         lever = rows * context if rows <= LONGEST_DECODE else 0
         attention = self._attention * lever
         total = exp(expected) + attention
