@@ -12,7 +12,7 @@ How it stays the same function (small width d, big width D):
   attention    a query head moves to where it keeps its KV head; the new heads read zeros and write
                zeros
   new layers   random inputs, zero `attn_output` and `ffn_down`: they add nothing to the residual
-               stream
+               stream; of a hybrid they are recurrent, with zero `ssm_out`
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from gguf import (
     GGML_QUANT_SIZES,
     GGMLQuantizationType,
     GGUFReader,
+    GGUFWriter,
     LlamaFileType,
     TokenType,
     dequantize,
@@ -66,6 +67,7 @@ class Shape:
     num_heads: int
     num_kv_heads: int
     vocab_size: int = 0  # 0 for that of the small model; added tokens have a logit of 0
+    is_hybrid: bool = False  # new layers are recurrent, as most of granitehybrid's
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ PRESETS = {
     "1b-q8": Preset(demo.TARGET, Shape(22, 2048, 5632, 32, 4), "Q8_0"),
     # for tables of many cells: a step takes a fifth
     "0.2b-q8": Preset(demo.TARGET, Shape(16, 1024, 2816, 16, 4), "Q8_0"),
+    "0.2b-hybrid-q8": Preset(demo.TARGET, Shape(16, 1024, 2816, 16, 4, is_hybrid=True), "Q8_0"),
     "0.5b-q8": Preset(demo.TARGET, Shape(20, 1536, 4096, 24, 4), "Q8_0"),
     # Few wide layers in F32 wait for memory: 2 or 3 rows cost what 1 does, 8 rows less than twice
     # that.
@@ -159,11 +162,32 @@ def build(preset: Preset, output: Path) -> bool:
         "llama.attention.layer_norm_rms_epsilon": epsilon * source.shape.width / shape.width,
         **source.vocabulary(shape.vocab_size),
     }
+    if shape.is_hybrid:
+        changes |= {f"llama.ssm.{name}": size for name, size in recurrence(shape).items()}
     writer = begin(source.reader, output, changes)
+    if shape.is_hybrid:
+        _make_hybrid(writer, shape, source.shape.num_layers)
     for name, kind, rows in tensors:
         writer.add_tensor(name, rows, raw_dtype=kind)
     finish(writer)
     return True
+
+
+def recurrence(shape: Shape) -> dict[str, int]:
+    """The sizes of Mamba-2 layers, as in Granite 4, by their names in a GGUF."""
+    sizes = {"conv_kernel": 4, "state_size": 128, "group_count": 1}
+    return sizes | {"inner_size": 2 * shape.width, "time_step_rank": shape.width // 32}
+
+
+def _make_hybrid(writer: GGUFWriter, shape: Shape, num_kept: int) -> None:
+    """Change the metadata of a llama model to that of a hybrid with `num_kept` attention layers."""
+    key, own = "granitehybrid.attention.head_count_kv", writer.kv_data[0]
+    fields = {name.replace("llama.", "granitehybrid."): own[name] for name in own}
+    del fields[key], fields["general.architecture"]
+    writer.kv_data[0] = fields
+    writer.add_string("general.architecture", "granitehybrid")
+    num_new = shape.num_layers - num_kept
+    writer.add_array(key, [shape.num_kv_heads] * num_kept + [0] * num_new)
 
 
 class Tensor(NamedTuple):
@@ -201,14 +225,34 @@ class Inflation:
             read = self._random if is_new else self._padded
             write = self._zeros if is_new else self._padded
             yield norm(prefix + "attn_norm.weight")
-            yield read(prefix + "attn_q.weight", query_width, big.width, self._move_heads)
-            yield read(prefix + "attn_k.weight", kv_width, big.width)
-            yield read(prefix + "attn_v.weight", kv_width, big.width)
-            yield write(prefix + "attn_output.weight", big.width, query_width, self._move_inputs)
+            if is_new and big.is_hybrid:
+                yield from self._recurrent(prefix)
+            else:
+                yield read(prefix + "attn_q.weight", query_width, big.width, self._move_heads)
+                yield read(prefix + "attn_k.weight", kv_width, big.width)
+                yield read(prefix + "attn_v.weight", kv_width, big.width)
+                name = prefix + "attn_output.weight"
+                yield write(name, big.width, query_width, self._move_inputs)
             yield norm(prefix + "ffn_norm.weight")
             yield read(prefix + "ffn_gate.weight", big.ff_width, big.width)
             yield read(prefix + "ffn_up.weight", big.ff_width, big.width)
             yield write(prefix + "ffn_down.weight", big.width, big.ff_width)
+
+    def _recurrent(self, prefix: str) -> Iterator[Tensor]:
+        sizes = recurrence(self.big)
+        inner, heads = sizes["inner_size"], sizes["time_step_rank"]
+        mixed = inner + 2 * sizes["state_size"]
+        yield self._random(prefix + "ssm_in.weight", inner + mixed + heads, self.big.width)
+        yield self._zeros(prefix + "ssm_out.weight", self.big.width, inner)
+        for name, value, *size in (
+            ("ssm_conv1d.weight", 0.25, mixed, sizes["conv_kernel"]),
+            ("ssm_conv1d.bias", 0.0, mixed),
+            ("ssm_dt.bias", 0.0, heads),
+            ("ssm_a", -1.0, heads, 1),
+            ("ssm_d", 1.0, heads, 1),
+            ("ssm_norm.weight", 1.0, 1, inner),
+        ):
+            yield Tensor(prefix + name, F32, _bytes(np.full(size, value, np.float32)))
 
     def _ones(self, name: str) -> Tensor:
         return Tensor(name, F32, _bytes(np.ones(self.big.width, np.float32)))

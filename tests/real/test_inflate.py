@@ -9,6 +9,7 @@ from benchmarks.inflate import PRESETS, Preset, Shape, Source, build
 from tests.real.support import decode, engine_of
 
 from headstart.app import demo
+from headstart.types import CacheKind
 
 SMALL = Preset(
     demo.DRAFT_OTHER,
@@ -25,10 +26,15 @@ def inflated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_an_inflated_model_computes_the_logits_of_its_source(inflated: Path) -> None:
-    small, big = (
-        decode(engine_of(path), PROMPT) for path in (demo.path(demo.DRAFT_OTHER), inflated)
-    )
+@pytest.mark.parametrize("is_hybrid", [False, True])
+def test_an_inflated_model_computes_the_logits_of_its_source(
+    tmp_path: Path, is_hybrid: bool
+) -> None:
+    path = tmp_path / "big.gguf"
+    build(replace(SMALL, shape=replace(SMALL.shape, is_hybrid=is_hybrid)), path)
+    engines = [engine_of(one) for one in (demo.path(demo.DRAFT_OTHER), path)]
+    assert (engines[1].cache_kind is CacheKind.CHECKPOINT) == is_hybrid
+    small, big = (decode(engine, PROMPT) for engine in engines)
     assert np.ptp(small) > 5
     np.testing.assert_allclose(big, small, atol=1e-3)
 
