@@ -206,7 +206,7 @@ def test_weights_are_mapped_unpacked_where_prompts_are_faster_with_them(
 ) -> None:
     name = REPACKED if is_repacked else HOST
     monkeypatch.setattr(loading, "can_measure", lambda: True)
-    monkeypatch.setattr(loading, "uses_of", lambda _: {name: Use(weights=1000)})
+    monkeypatch.setattr(loading, "uses_of", lambda _: {name: Use(weights=1000, cache=1000)})
     monkeypatch.setattr(prompt_reader.PromptReader, "speedup", lambda *_: speedup)
     keys = {"rope.scaling.original_context_length": 2048, "attention.sliding_window": 0}
     monkeypatch.setattr(prompt_reader, "CELLS", 2048)
@@ -311,6 +311,29 @@ def test_a_long_prompt_goes_on_in_the_shared_cache(path: Path, monkeypatch) -> N
     assert lengths(engine) == {2: 200}
     read(engine, 2, 200, 100)
     assert not lengths(engine)
+
+
+def test_with_unpacked_weights_the_separate_cache_grows_with_a_long_prompt(
+    path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(prompt_reader, "CELLS", 256)
+    engine, shared = engine_of(path), engine_of(path, is_apart=False)
+    assert engine.reader is not None
+    engine.reader.unpack(Model(path, CONFIG), 768)
+    logits = []
+    for one in (engine, shared):
+        read(one, 0, 0, 200)
+        read(one, 1, 0, 50)
+        read(one, 0, 200, 200)  # together they need more than there is
+        assert one is shared or lengths(engine) == {0: 400}
+        read(one, 1, 50, 100)
+        assert one is shared or lengths(engine) == {0: 400, 1: 150}
+        read(one, 0, 400, 1)  # an answer
+        logits.append(read(one, 1, 150, 500))
+    assert lengths(engine) == {1: 650}
+    np.testing.assert_allclose(logits[0], logits[1], atol=0.15)
+    read(engine, 0, 401, 200)  # with what is known of it, too much for both
+    assert lengths(engine) == {0: 601}
 
 
 def test_a_prompt_that_the_shared_cache_has_no_room_for_is_not_lost(path: Path) -> None:

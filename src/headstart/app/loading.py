@@ -151,10 +151,12 @@ def unpack_prompts(engine: LlamaEngine, config: EngineConfig) -> None:
     if not (engine.reader and config.repack and is_mapped and can_measure()):
         return
     uses = uses_of(engine.handle)
-    size = sum(use.weights for use in uses.values())
-    if REPACKED not in uses or 2 * size > available_memory():
+    spare = available_memory() - 2 * sum(use.weights for use in uses.values())
+    if REPACKED not in uses or spare < 0:
         return
-    engine.reader.unpack(Model(engine.model.path, replace(config, repack=False)))
+    cell_bytes = sum(use.cache for use in uses.values()) / engine.params.n_ctx
+    cells = min(engine.params.n_ctx, int(spare / 4 / cell_bytes) // 256 * 256)
+    engine.reader.unpack(Model(engine.model.path, replace(config, repack=False)), cells)
     speedup = engine.reader.speedup(engine.handle)
     if speedup < LEAST_SPEEDUP:
         engine.reader.unpack(None)

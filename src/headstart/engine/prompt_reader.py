@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CELLS = 4096  # a longer prompt mostly attends to itself
+CELLS = 4096  # a longer prompt mostly attends to itself: it is here for unpacked weights only
 LEAST_OTHERS = 256  # cells of other texts; with fewer there is nothing to gain ...
 LEAST_ROWS = 32  # ... except by unpacked weights, if a decode has as many rows
 MOST_KNOWN = 32  # cached tokens that are moved to gain from them, for each row
@@ -44,17 +44,17 @@ class PromptReader:
         before a prompt comes.
         """
         self.handle, self.memory, self._shared = None, None, shared
-        self._size = int(min(CELLS, params.n_ctx))
+        self._size = self._most = int(min(CELLS, params.n_ctx))  # cells, and how many there may be
         self.lengths: dict[int, int] = {}  # of the sequences here
         self._model, self._params = model, reader_params(params)
         self._unpacked: Model | None = None  # the weights used here, if not the first context's
 
-    def unpack(self, model: Model | None) -> None:
+    def unpack(self, model: Model | None, most_cells: int = 0) -> None:
         """Use these weights of the same file, or those of the first context again; no sequence may
-        be here.
+        be here. `most_cells`: that may be allocated for longer prompts.
         """
         self.close()
-        self._unpacked = model
+        self._unpacked, self._most = model, max(self._size, most_cells)
 
     def speedup(self, first: Any) -> float:
         """How many times as fast as in the first context a prompt is decoded here; both must be
@@ -91,8 +91,7 @@ class PromptReader:
         if is_plain and batch.num_rows >= least and batch.num_outputs <= most_outputs:
             ends = self._ends(batch)
             if not self._has_room(ends):
-                for seq_id in self.lengths.keys() - ends.keys():
-                    shared.gather(seq_id)
+                self._make_room(ends, shared)
             if ends and self._has_room(ends) and self._take(ends, shared):
                 return self.handle
         if self.lengths:
@@ -118,6 +117,16 @@ class PromptReader:
 
     def _has_room(self, ends: dict[int, int]) -> bool:
         return sum((self.lengths | ends).values()) <= self._size
+
+    def _make_room(self, ends: dict[int, int], shared: Sequences) -> None:
+        """Move others to the shared cache, and all of them if these need a larger one here."""
+        grows = self._size < sum(ends.values()) <= self._most
+        for seq_id in list(self.lengths):
+            if grows or seq_id not in ends:
+                shared.gather(seq_id)
+        if grows and not self.lengths:
+            self.close()
+            self._size = self._params.n_ctx = self._most
 
     def _take(self, ends: dict[int, int], shared: Sequences) -> bool:
         """Move these prompts here, if that pays and is possible."""
@@ -145,7 +154,7 @@ class PromptReader:
             self.handle = api.llama_init_from_model(model, self._params)
             if not self.handle:
                 log.warning("prompts are processed in the shared cache: %s", take_errors())
-                self._size = 0
+                self._size = self._most = 0
                 return False
             self.memory = api.llama_get_memory(self.handle)
         return self._size > 0
