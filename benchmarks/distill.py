@@ -143,9 +143,9 @@ def shift(args: argparse.Namespace) -> None:
         for source in functions()[:NUM_SHIFTED]
     ]  # fmt: skip
     state, model = args.target.with_suffix(".state"), read_model(reader, CONTEXT)
-    trained = Trainer(model, texts, {}, state, args.seconds, "ce").run(print)
-    write_model(reader, trained.weights, "Q8_0", args.target, {})
-    print(trained.describe())
+    weights, numbers = Trainer(model, texts, {}, state, args.seconds, "ce").run(print)
+    write_model(reader, weights, "Q8_0", args.target, {})
+    print(numbers)
 
 
 def write_texts(folder: Path, target: Path, asked: Sequence[Question]) -> None:
@@ -213,18 +213,18 @@ def learn(args: argparse.Namespace) -> None:
         if not texts:
             print(table_row(size, loss, *control, "nothing is left to learn from"))
             continue
-        trained = tune(config, models, texts, folder, [loss], args.seconds)[loss]
-        write_model(GGUFReader(path(DRAFT)), trained.weights, "Q8_0", file, {})
-        found = Findings.of(later, candidates.suffix(later, part), StepPrices.of(rows))
+        weights, numbers = tune(config, models, texts, folder, [loss], args.seconds)[loss]
+        write_model(GGUFReader(path(DRAFT)), weights, "Q8_0", file, {})
+        found = Findings.of(later, candidates.suffix(later, part), StepPrices.of({"rows": rows}))
         tuned, _ = candidates.draft_model(file, later)
         for name, one in (("draft", base), ("tuned", tuned)):
             found = found.with_model(name, one, args.round)
         verdict = prove(found, "draft", "tuned")
         lengths = [f"{arm}: {one.acceptance_length:.3f}" for arm, one in found.arms.items()]
-        accepted = f"{trained.accepted_before:.3f}, {trained.accepted_after:.3f}"
+        accepted = f"{numbers['accepted_before']:.3f}, {numbers['accepted_after']:.3f}"
         cells = (
-            *(size, " ".join((loss, *control)), len(texts), trained.num_steps),
-            *(f"{trained.seconds:.0f}", accepted, verdict.gain, verdict.ratio, verdict.best),
+            *(size, " ".join((loss, *control)), len(texts), numbers["steps"]),
+            *(f"{numbers['seconds']:.0f}", accepted, verdict.gain, verdict.ratio, verdict.best),
             *("; ".join(lengths), verdict.refusal or "promoted"),
         )
         print(table_row(*cells), flush=True)

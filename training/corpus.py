@@ -12,21 +12,13 @@ import argparse
 import ast
 import json
 import re
-import sysconfig
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-EXCLUDED = (
-    "site-packages",
-    "/test",
-    "idlelib",
-    "lib2to3",
-    "/encodings/",
-    "pydoc_data",
-    "_pydecimal",
-)
+from headstart.extras.bench.library import Function, read_files
+
 MIN_FUNCTION_CHARS = 80
 NUM_HELD_OUT = 200
 NEW_NAMES = """
@@ -45,14 +37,6 @@ INTRODUCTION = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
-    """A function of the standard library, dedented, with its syntax tree."""
-
-    source: str
-    tree: ast.FunctionDef
-
-
 Task = Callable[[Function, Random], str | None]  # None: this function cannot be asked about that
 
 
@@ -61,14 +45,9 @@ def chat(question: str, answer: str) -> str:
     return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
 
 
-def fenced(source: str) -> str:
-    """Return a Markdown code block."""
-    return f"```python\n{source}\n```"
-
-
 def rename(function: Function, random: Random) -> str | None:
     """Ask to rename an argument or a local variable to a name that does not occur yet."""
-    old_names = _local_names(function.tree)
+    old_names = list(dict.fromkeys(function.names))
     new_names = [name for name in NEW_NAMES if not re.search(rf"\b{name}\b", function.source)]
     if not old_names or not new_names:
         return None
@@ -80,14 +59,14 @@ def rename(function: Function, random: Random) -> str | None:
             "{code}\nRename `{old}` to `{new}`.",
         )
     )
-    renamed = re.sub(rf"\b{re.escape(old)}\b", new, function.source)
-    return chat(question.format(old=old, new=new, code=fenced(function.source)), fenced(renamed))
+    renamed = replace(function, source=re.sub(rf"\b{re.escape(old)}\b", new, function.source))
+    return chat(question.format(old=old, new=new, code=function.block), renamed.block)
 
 
 def repeat(function: Function, random: Random) -> str:
     """Ask for the code as it is."""
     question = random.choice(("Repeat this code:\n", "Repeat the following code.\n"))
-    return chat(question + fenced(function.source), fenced(function.source))
+    return chat(question + function.block, function.block)
 
 
 def describe(function: Function, random: Random) -> str:
@@ -103,7 +82,7 @@ def describe(function: Function, random: Random) -> str:
     question = random.choice(
         ("Describe this function as JSON:\n", "Give the signature of this function as JSON.\n")
     )
-    return chat(question + fenced(function.source), json.dumps(answer))
+    return chat(question + function.block, json.dumps(answer))
 
 
 def list_calls(function: Function, random: Random) -> str | None:
@@ -118,29 +97,18 @@ def list_calls(function: Function, random: Random) -> str | None:
     if not 1 <= len(unique) <= 6:
         return None
     answer = "\n".join(f"- `{name}`" for name in unique)
-    return chat("Which functions does this code call?\n" + fenced(function.source), answer)
+    return chat("Which functions does this code call?\n" + function.block, answer)
 
 
 def read_library(max_function_chars: int, random: Random) -> tuple[list[str], list[Function]]:
     """Return the standard library's files and its functions of moderate size, both shuffled."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    paths = [
-        path
-        for path in sorted(root.rglob("*.py"))
-        if not any(part in path.as_posix() for part in EXCLUDED)
-    ]
-    random.shuffle(paths)
     texts: list[str] = []
     functions: list[Function] = []
-    for path in paths:
-        try:
-            text = path.read_text(encoding="utf-8")
-            tree = ast.parse(text)
-        # templates and files for other encodings
-        except (SyntaxError, UnicodeDecodeError, OSError):
-            continue
+    for text, own in read_files(random):
         texts.append(text)
-        functions += functions_of(text, tree, max_function_chars)
+        functions += [
+            one for one in own if MIN_FUNCTION_CHARS < len(one.source) < max_function_chars
+        ]
     random.shuffle(functions)
     return texts, functions
 
@@ -169,32 +137,6 @@ def _second_task(chance: float) -> Task | None:
     if chance < 0.5:
         return describe
     return list_calls if chance < 0.65 else None
-
-
-def functions_of(text: str, tree: ast.Module, max_chars: int) -> Iterator[Function]:
-    """Functions of moderate size in a file, in the order of their appearance."""
-    lines = text.split("\n")
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            source = _dedent(lines[node.lineno - 1 : node.end_lineno])
-            if MIN_FUNCTION_CHARS < len(source) < max_chars and "`" not in source:
-                yield Function(source, node)
-
-
-def _dedent(lines: Sequence[str]) -> str:
-    """Remove the first line's indentation from every line; lines inside strings may have less."""
-    indent = len(lines[0]) - len(lines[0].lstrip(" "))
-    return "\n".join(line if line[:indent].strip() else line[indent:] for line in lines)
-
-
-def _local_names(tree: ast.FunctionDef) -> list[str]:
-    arguments = [argument.arg for argument in tree.args.args if argument.arg not in ("self", "cls")]
-    stored = [
-        node.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    ]
-    return [name for name in dict.fromkeys(arguments + stored) if len(name) > 1]
 
 
 def main() -> None:

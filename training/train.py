@@ -12,6 +12,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from pathlib import Path
 
 import torch
@@ -34,27 +35,14 @@ TASK_ROOM = 48  # tokens of a row that stay free of its first task
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """When to stop: after so many steps or so many seconds, whichever comes first."""
-
-    steps: int | None
-    seconds: float | None
-
-    def progress(self, step: int, elapsed_seconds: float) -> float:
-        """Return the share of the run that is over; 1 or more means stop."""
-        by_steps = step / self.steps if self.steps else 0.0
-        by_seconds = elapsed_seconds / self.seconds if self.seconds else 0.0
-        return max(by_steps, by_seconds)
-
-
-@dataclass(frozen=True, slots=True)
 class Run:
     """Everything that decides the weights."""
 
     shape: Shape
     context: int
     batch_size: int
-    budget: Budget
+    steps: float  # when to stop: what comes first
+    seconds: float
     seed: int
     device: torch.device
     is_compiled: bool
@@ -123,7 +111,7 @@ def train(run: Run, work: Path, output: Path) -> None:
     )
     start = last_save = time.monotonic()
     step, average = 0, 0.0
-    while (progress := run.budget.progress(step, time.monotonic() - start)) < 1:
+    while (progress := max(step / run.steps, (time.monotonic() - start) / run.seconds)) < 1:
         loss = trainer.step(step, progress)
         average = loss if step == 0 else 0.98 * average + 0.02 * loss
         step += 1
@@ -155,8 +143,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--work", type=Path, required=True, help="folder with corpus and tokenizers"
     )
-    parser.add_argument("--seconds", type=float, help="stop after this time")
-    parser.add_argument("--steps", type=int, help="stop after this many batches")
+    parser.add_argument("--seconds", type=float, default=inf, help="stop after this time")
+    parser.add_argument("--steps", type=int, default=inf, help="stop after this many batches")
     parser.add_argument("--context", type=int, default=448, help="tokens in a row")
     parser.add_argument("--batch-size", type=int, default=6, help="rows in a batch")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
@@ -169,7 +157,7 @@ def parse_arguments() -> argparse.Namespace:
             f"--{field.replace('_', '-')}", type=int, help="instead of the model's own"
         )
     args = parser.parse_args()
-    if args.seconds is None and args.steps is None:
+    if args.seconds == args.steps == inf:
         parser.error("say how long to train: --seconds or --steps")
     given = {field: getattr(args, field) for field in Shape.__dataclass_fields__}
     try:
@@ -189,7 +177,8 @@ def main() -> None:
         shape=args.shape,
         context=args.context,
         batch_size=args.batch_size,
-        budget=Budget(args.steps, args.seconds),
+        steps=args.steps,
+        seconds=args.seconds,
         seed=args.seed,
         device=choose_device(args.device),
         is_compiled=args.compile,

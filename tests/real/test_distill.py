@@ -55,7 +55,7 @@ CONFIG = Config(
         options={"draft-model": {"sampling": "coupled"}},
     ),
 )  # fmt: skip
-PRICES = StepPrices.of({1: 10.0, 2: 11.0, 4: 13.0, 8: 20.0, 17: 40.0})
+PRICES = StepPrices.of({"rows": {1: 10.0, 2: 11.0, 4: 13.0, 8: 20.0, 17: 40.0}})
 
 
 @pytest.fixture(scope="module")
@@ -146,10 +146,10 @@ def test_an_interrupted_training_goes_on(folder: Path, tmp_path: Path) -> None:
         model = read_model(GGUFReader(path(DRAFT)), CONTEXT)
         return Trainer(model, recorded(folder)[:3], {}, tmp_path / "state", seconds, "kl")
 
-    first, again = trainer(1.0).run(print), trainer(1.0).run(print)
-    assert again.num_steps == first.num_steps > 0
-    assert again.accepted_before == first.accepted_before
-    assert trainer(1e-9).run(print).num_steps == 1  # for another time it begins again
+    first, again = trainer(1.0).run(print)[1], trainer(1.0).run(print)[1]
+    assert again["steps"] == first["steps"] > 0
+    assert again["accepted_before"] == first["accepted_before"]
+    assert trainer(1e-9).run(print)[1]["steps"] == 1  # for another time it begins again
 
 
 def test_a_trained_model_is_a_draft_model_but_few_texts_prove_nothing(folder, tmp_path, capsys):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from headstart.app.speculation import ANY, remarks_on, wanted_types
 from headstart.config import Config, EngineConfig
 from headstart.config.fields import listed
 from headstart.config.logs import start_logging
+from headstart.engine.find_library import find_card, remedy
 from headstart.structures.entry_points import load
 from headstart.structures.system import return_large_blocks
 from headstart.types import CacheKind
@@ -91,7 +92,6 @@ def build_scheduler(
     Raises:
         ConfigError, ModelError: something cannot be used, and why.
     """
-    from headstart.app.cards import remarks
     from headstart.app.loading import load_drafter, load_target, make_drafting
     from headstart.app.saved_control import load_control
     from headstart.app.stored_prompts import open_disk
@@ -112,7 +112,8 @@ def build_scheduler(
     engine, fitted, adapters = target.engine, target.fitted, target.engine.adapters
     kinds = [device.kind for device in list_devices(config.engine)]
     of_speculators = remarks_on(config.speculation)
-    for remark in (*of_speculators, *fitted.remarks, *remarks(kinds, config.engine.gpu_layers)):
+    of_cards = remarks_on_cards(kinds, config.engine.gpu_layers)
+    for remark in (*of_speculators, *fitted.remarks, *of_cards):
         log.warning("%s", remark)
     drafting_parts = load_drafter(config, models, target)
     draft = drafting_parts.get("engine") or drafting_parts.get("context")
@@ -159,6 +160,25 @@ def build_scheduler(
     if memory := fitted.describe():
         log.info("memory: %s", memory)
     return scheduler, info
+
+
+def remarks_on_cards(device_kinds: Collection[str], gpu_layers: int) -> list[str]:
+    """Warnings about graphics cards that this libllama, with these kinds of device, cannot use.
+
+    `gpu_layers` is --gpu-layers; below 0 it was not asked for.
+    """
+    if any("GPU" in kind for kind in device_kinds):
+        return []
+    found = []
+    if gpu_layers > 0:
+        found.append(
+            f"--gpu-layers {gpu_layers} has no effect: this libllama computes on the processor only"
+        )
+    if card := find_card():
+        name, backend = card
+        lacks = f"this libllama has no {backend}"
+        found.append(f"{name} is not used: {lacks}; {remedy(backend)}")
+    return found
 
 
 def _warm_up(scheduler: Scheduler, is_drafting: bool, *, warms_up_later: bool) -> None:

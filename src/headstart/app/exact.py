@@ -15,9 +15,6 @@ from headstart.types.widths import MOST_SHORT, WidthClasses, Widths
 
 log = logging.getLogger(__name__)
 
-# with fewer weights, rows of different kernels may agree by chance, and more are compared
-SMALL_PARAMS = 100_000_000
-
 
 def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasses | None:
     """Let an engine decode only in widths that agree; returns the comparison.
@@ -81,7 +78,8 @@ def _compare(engine: LlamaEngine) -> tuple[WidthComparison, WidthClasses]:
     """Compare widths with all adapters, which requests may use: they have kernels of their own."""
     sequences = range(min(engine.num_sequences, 8))
     num_params = engine.model.info().num_params
-    num_rows = CERTAIN_ROWS if num_params < SMALL_PARAMS else LEAST_ROWS
+    # with few weights, rows of different kernels may agree by chance, and more are compared
+    num_rows = CERTAIN_ROWS if num_params < 100_000_000 else LEAST_ROWS
     comparison = WidthComparison(engine, sequences, perf_counter, num_rows=num_rows)
     engine.adapters.use((1.0,) * len(engine.adapters.describe()))
     classes = comparison.run()

@@ -38,8 +38,6 @@ from headstart.types.widths import WidthClasses
 
 log = logging.getLogger(__name__)
 
-LEAST_SPEEDUP = 1.05  # of 32 rows with unpacked weights, to keep these; longer prompts gain more
-
 
 def _max_draft(config: Config) -> int:
     """Most draft tokens a step, of any request."""
@@ -158,11 +156,12 @@ def unpack_prompts(engine: LlamaEngine, config: EngineConfig) -> None:
     cells = min(engine.params.n_ctx, int(spare / 4 / cell_bytes) // 256 * 256)
     engine.reader.unpack(Model(engine.model.path, replace(config, repack=False)), cells)
     speedup = engine.reader.speedup(engine.handle)
-    if speedup < LEAST_SPEEDUP:
+    is_faster = speedup >= 1.05  # of 32 rows; longer prompts gain more
+    if not is_faster:
         engine.reader.unpack(None)
     log.info(
         "prompts are processed with %s weights: unpacked ones are %.2f times as fast",
-        "repacked" if speedup < LEAST_SPEEDUP else "unpacked",
+        "unpacked" if is_faster else "repacked",
         speedup,
     )
 

@@ -110,18 +110,15 @@ class TextComparison:
 Answer = tuple[int, ...] | str
 """The tokens of an answer, or the error."""
 
-Told = Callable[[Way, int, list[Difference]], None]
-"""(way, number of texts, those that differ)"""
-
 
 def verify(
     open_scheduler: Callable[[int], Scheduler],
     requests: Sequence[Request],
-    slots: Sequence[int] = (1, 4),
+    slots: Sequence[int],
     *,
     temperatures: Sequence[float] = TEMPERATURES,
     is_exact: bool = False,
-    tell: Told = lambda *_: None,
+    tell: Callable[[Way, int, list[Difference]], None] = lambda *_: None,
 ) -> TextComparison:
     """Answer the requests in every way and compare; each speculator by itself, half of them.
 
@@ -130,10 +127,12 @@ def verify(
             first.
         requests: asked at each temperature, all at once.
         is_exact: no difference is allowed, even near ties.
-        tell: called after each way.
+        tell: called after each way, with the number of texts and those that differ.
     """
     plain = open_scheduler(1)
-    classes = _compare_widths(plain)
+    if (classes := plain.widths) is None:
+        classes = WidthComparison(plain.engine, [0], plain.clock).run()
+        assert classes is not None, "nobody interrupts it"
     verdict = TextComparison(classes, plain.engine.cache_kind, is_exact)
     off = Way(1, "off", SpeculativeParams(mode=DraftMode.OFF), "fresh")
     asked = [_at(request, temperature) for temperature in temperatures for request in requests]
@@ -170,15 +169,6 @@ def verify(
 def _at(request: Request, temperature: float) -> Request:
     sampling = replace(request.sampling, temperature=temperature)
     return replace(request, request_id=f"{request.request_id} at {temperature}", sampling=sampling)
-
-
-def _compare_widths(scheduler: Scheduler) -> WidthClasses:
-    if scheduler.widths is not None:
-        return scheduler.widths
-    engine = scheduler.engine
-    classes = WidthComparison(engine, [0], scheduler.clock).run()
-    assert classes is not None, "nobody interrupts it"
-    return classes
 
 
 def _ways(scheduler: Scheduler, num_slots: int) -> Iterator[Way]:

@@ -40,7 +40,7 @@ def start_logging(log: LogConfig) -> None:
     stream = sys.stdout if log.log_jsonl else sys.stderr
     has_colors = stream.isatty() if log.log_colors == "auto" else log.log_colors == "on"
     handlers: list[logging.Handler] = [logging.StreamHandler(stream)]
-    handlers[0].setFormatter(_formatter(log, has_colors=has_colors))
+    handlers[0].setFormatter(_Formatter(log, has_colors=has_colors))
     if log.log_file:
         try:
             handlers.append(_LogFile(log.log_file, encoding="utf-8"))
@@ -48,23 +48,11 @@ def start_logging(log: LogConfig) -> None:
             raise ConfigError(
                 f"--log-file {log.log_file} cannot be written: {error.strerror}; name another file"
             ) from error
-        handlers[1].setFormatter(_formatter(log, has_colors=False))
+        handlers[1].setFormatter(_Formatter(log, has_colors=False))
     logging.basicConfig(level=level, handlers=handlers, force=True)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     for name in ("uvicorn.error", "httpx2"):  # httpx2 logs each request to the hub
         logging.getLogger(name).setLevel(max(level, logging.WARNING))
-
-
-def _formatter(config: LogConfig, *, has_colors: bool) -> logging.Formatter:
-    if config.log_jsonl:
-        return _JsonLines()
-    parts = [
-        "%(asctime)s" if config.log_timestamps else "",
-        "%(levelname).1s %(name)s:" if config.log_prefix else "",
-        "%(message)s",
-    ]
-    text = " ".join(filter(None, parts))
-    return _Colored(text) if has_colors else logging.Formatter(text)
 
 
 class _LogFile(logging.FileHandler):
@@ -80,19 +68,25 @@ class _LogFile(logging.FileHandler):
                 print(said, file=sys.stderr)
 
 
-class _Colored(logging.Formatter):
-    """Dims debugging messages, colours warnings and errors."""
+class _Formatter(logging.Formatter):
+    """Lines of text, or with --log-jsonl a JSON object per line."""
+
+    def __init__(self, config: LogConfig, *, has_colors: bool) -> None:
+        parts = [
+            "%(asctime)s" if config.log_timestamps else "",
+            "%(levelname).1s %(name)s:" if config.log_prefix else "",
+            "%(message)s",
+        ]
+        super().__init__(" ".join(filter(None, parts)))
+        self._is_json = config.log_jsonl
+        # dim, yellow, red
+        codes = {logging.DEBUG: 2, logging.WARNING: 33, logging.ERROR: 31}
+        self._codes = codes if has_colors else {}
 
     def format(self, record: logging.LogRecord) -> str:
-        codes = {logging.DEBUG: 2, logging.WARNING: 33, logging.ERROR: 31}  # dim, yellow, red
-        text, code = super().format(record), codes.get(record.levelno)
-        return f"\x1b[{code}m{text}\x1b[0m" if code else text
-
-
-class _JsonLines(logging.Formatter):
-    """One JSON object per line."""
-
-    def format(self, record: logging.LogRecord) -> str:
+        if not self._is_json:
+            text, code = super().format(record), self._codes.get(record.levelno)
+            return f"\x1b[{code}m{text}\x1b[0m" if code else text
         entry = {
             "timestamp": record.created,
             "level": record.levelname.lower(),

@@ -23,7 +23,7 @@ from starlette.types import Scope
 from tests.rules.source import ROOT
 from tests.server.serving import serving_app
 
-from headstart.app import cards
+from headstart.app import assemble
 from headstart.app.cli.backend import NAMES, install
 from headstart.app.cli.main import main
 from headstart.engine import binding, find_library
@@ -199,15 +199,15 @@ def plant(folder: Path, name: str, words: str, code: int = 0) -> None:
 def test_a_card_that_this_build_cannot_use_is_named_with_the_remedy(site, pin, bin_folder) -> None:
     plant(bin_folder, "nvidia-smi", "NVIDIA RTX 4090")
     pin()
-    (told,) = cards.remarks(["CPU"], -1)
+    (told,) = assemble.remarks_on_cards(["CPU"], -1)
     assert told.startswith("NVIDIA RTX 4090 is not used")
     assert f"CMAKE_ARGS=-DGGML_CUDA=on {sys.executable} -m pip install --force" in told
     assert "the CUDA toolkit (there is no nvcc in PATH)" in told
     plant(bin_folder, "nvcc", "release 12.8")
-    assert "toolkit" not in cards.remarks(["CPU"], -1)[0]
+    assert "toolkit" not in assemble.remarks_on_cards(["CPU"], -1)[0]
     pin(site.add("a.whl", b"new") | {"backend": "cuda"})
-    assert cards.remarks(["CPU"], -1)[0].endswith("run: headstart backend install cuda")
-    assert cards.remarks(["CPU", "GPU"], 99) == []
+    assert assemble.remarks_on_cards(["CPU"], -1)[0].endswith("run: headstart backend install cuda")
+    assert assemble.remarks_on_cards(["CPU", "GPU"], 99) == []
 
 
 def test_without_libllama_the_one_for_the_card_is_offered(site, pin, bin_folder, monkeypatch):
@@ -226,11 +226,11 @@ def test_without_libllama_the_one_for_the_card_is_offered(site, pin, bin_folder,
 
 def test_layers_for_a_card_that_is_not_there_warn(bin_folder: Path, monkeypatch) -> None:
     plant(bin_folder, "nvidia-smi", "NVIDIA-SMI has failed", code=9)
-    monkeypatch.setattr(cards, "find_card", lambda: None)
-    assert cards.remarks(["CPU"], 99) == [
+    monkeypatch.setattr(assemble, "find_card", lambda: None)
+    assert assemble.remarks_on_cards(["CPU"], 99) == [
         "--gpu-layers 99 has no effect: this libllama computes on the processor only"
     ]
-    assert cards.remarks(["CPU"], -1) == []
+    assert assemble.remarks_on_cards(["CPU"], -1) == []
 
 
 def test_other_cards_are_found_by_their_devices(bin_folder: Path, tmp_path, monkeypatch) -> None:

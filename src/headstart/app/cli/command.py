@@ -21,7 +21,6 @@ from headstart.app.cli.arguments import (
 )
 from headstart.app.cli.resolve import Given, Resolved, resolve
 from headstart.app.cli.settings import Setting, all_settings, settings_of
-from headstart.config import EngineConfig
 from headstart.types.errors import ConfigError
 
 # settings that people use, for the short help page
@@ -74,7 +73,10 @@ class Command:
         settings = self.settings()
         arguments = Arguments(self.name, settings, argv)
         if "--version" in arguments.switches:
-            raise PageRequested(_versions())
+            from headstart.app import assemble
+
+            libllama = assemble.libllama_version()
+            raise PageRequested(f"headstart {headstart.__version__}\n{libllama}")
         if asked := arguments.switches & set(HELP):
             if word := arguments.help_word:
                 raise PageRequested(help_on(word, self.name, settings))
@@ -98,7 +100,10 @@ class Command:
         if warning := check_environment(os.environ, settings):
             print(f"headstart: warning: {warning}", file=sys.stderr)
         if "--list-devices" in arguments.switches:
-            raise PageRequested(_devices(resolved.config().engine))
+            from headstart.app import assemble
+            from headstart.app.cli.devices import tables
+
+            raise PageRequested(tables(assemble.list_devices(resolved.config().engine)))
         if "--print-config" in arguments.switches:
             resolved.config()  # raises
             if self.options is not None:
@@ -133,19 +138,6 @@ class Command:
             "llama-server's variable, which beats the config file."
         )
         return "\n".join([*lines, "", *_wrapped(closing, width)])
-
-
-def _versions() -> str:
-    from headstart.app import assemble
-
-    return f"headstart {headstart.__version__}\n{assemble.libllama_version()}"
-
-
-def _devices(config: EngineConfig) -> str:
-    from headstart.app import assemble
-    from headstart.app.cli.devices import tables
-
-    return tables(assemble.list_devices(config))
 
 
 def _preset(resolved: Resolved) -> dict[str, Given]:

@@ -14,7 +14,7 @@ import ast
 import json
 import re
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -111,34 +111,42 @@ def _read_line(line: str) -> Question:
 @cache
 def read_library() -> Library:
     """Functions and files of the standard library, the same in every run of one Python."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    skipped = re.compile("site-packages|/test|idlelib|lib2to3|/encodings/|pydoc_data|_pydecimal")
-    paths = [path for path in sorted(root.rglob("*.py")) if not skipped.search(path.as_posix())]
-    Random(0).shuffle(paths)
     functions: list[Function] = []
     files: list[Sequence[str]] = []
-    for path in paths:
-        try:
-            text = path.read_text(encoding="utf-8")
-            tree = ast.parse(text)
-        except (SyntaxError, UnicodeDecodeError):  # templates, and files for other encodings
-            continue
-        lines = text.splitlines()
-        files.append(lines)
-        nodes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-        functions += [one for node in nodes if (one := _function(lines, node)) is not None]
+    for text, own in read_files(Random(0)):
+        files.append(text.splitlines())
+        functions += [
+            one for one in own if 3 <= one.source.count("\n") < 40 and len(one.source) <= MAX_CHARS
+        ]
         if len(functions) >= 1500:
             break
     Random(1).shuffle(functions)
     return Library(functions, files)
 
 
-def _function(lines: Sequence[str], node: ast.FunctionDef) -> Function | None:
+def read_files(random: Random) -> Iterator[tuple[str, list[Function]]]:
+    """The standard library's files with their functions that have no code block, shuffled."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    skipped = re.compile("site-packages|/test|idlelib|lib2to3|/encodings/|pydoc_data|_pydecimal")
+    paths = [path for path in sorted(root.rglob("*.py")) if not skipped.search(path.as_posix())]
+    random.shuffle(paths)
+    for path in paths:
+        try:
+            text = path.read_text(encoding="utf-8")
+            nodes = [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.FunctionDef)]
+        except (SyntaxError, UnicodeDecodeError, OSError):  # templates, and other encodings
+            continue
+        lines = text.split("\n")
+        functions = [_function(lines, node) for node in nodes]
+        yield text, [one for one in functions if "`" not in one.source]
+
+
+def _function(lines: Sequence[str], node: ast.FunctionDef) -> Function:
+    """Remove the first line's indentation from every line; lines inside strings may have less."""
     body = lines[node.lineno - 1 : node.end_lineno]
     indent = len(body[0]) - len(body[0].lstrip())
     source = "\n".join(line[indent:] if not line[:indent].strip() else line for line in body)
-    fits = 4 <= len(body) <= 40 and len(source) <= MAX_CHARS
-    return Function(source, node) if fits and "`" not in source else None
+    return Function(source, node)
 
 
 def num_tokens(text: str) -> int:

@@ -94,7 +94,7 @@ def pays_from(control: Mapping[str, Any], drafter: str) -> tuple[float, int] | N
     """
     if "1" not in control["cost_ms"].get("rows", ()):
         return None
-    prices = StepPrices.of_control(control["cost_ms"])
+    prices = StepPrices.of(control["cost_ms"])
     plain, round_ms = prices.step(0, 0, 0), _round_ms(control, drafter)
     rates = {n: break_even(n, (prices.step(n, 0, 0) + n * round_ms) / plain) for n in range(1, 17)}
     return min(((rate, n) for n, rate in rates.items() if rate is not None), default=None)

@@ -24,7 +24,6 @@ from headstart.types import Engine
 from headstart.types.errors import ConfigError, ModelError
 
 WIDTH = 8  # texts that a draft model follows at once
-NUM_TIMED = 16  # the median counts: single ones may be far too slow, or too fast
 SUFFIX = "suffix"
 
 
@@ -85,7 +84,8 @@ class Candidates:
         options = self.config.speculation.options
         speculator = make_speculator(DRAFT_MODEL, options, parts)
         replayed = replay(speculator, texts, self.sampler, WIDTH)
-        timed = [speculator.time_decodes(time.perf_counter) for _ in range(NUM_TIMED)]
+        # the median counts: single ones may be far too slow, or too fast
+        timed = [speculator.time_decodes(time.perf_counter) for _ in range(16)]
         return replayed, median(one[0] for one in timed if one is not None)
 
     def check_tokens(self, draft: Path) -> None:

@@ -38,8 +38,9 @@ from headstart.structures.tenants import namespaces_of
 from headstart.types.errors import ConfigError
 
 USAGE = "[measure|train|cut|purge] --texts DIR [flags], or graft --base FILE"
+# the target's probabilities; both; the recorded tokens
+LOSSES = ("kl", "tv", "hybrid", "ce")
 STEPS = ("train", "measure", "cut", "purge", "graft")  # without a word the first
-_PACKAGES = {"train": ("gguf", "torch"), "cut": ("gguf",), "graft": ("gguf",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class DistillOptions:
         "auto",
         "kl, tv, hybrid: learn the target's probabilities; ce: the recorded tokens; auto: try "
         "each for its share of the time, and take what gets most drafts accepted",
-        choices=("auto", "kl", "tv", "hybrid", "ce"),
+        choices=("auto", *LOSSES),
     )
     weights: str = option("Q8_0", "type of the tuned model's matrices", choices=("F16", "Q8_0"))
     json: bool = option(False, "print everything as JSON")
@@ -75,7 +76,8 @@ def run(resolved: Resolved) -> int:
     source = options.base if step == "graft" else options.texts
     if more or step not in STEPS or source is None:
         raise ConfigError(f"say what to do with which texts: headstart distill {USAGE}")
-    for package in _PACKAGES.get(step, ()):
+    packages = {"train": ("gguf", "torch"), "cut": ("gguf",), "graft": ("gguf",)}
+    for package in packages.get(step, ()):
         if find_spec(package) is None:
             raise ConfigError(
                 f"{step} needs {package}: pip install 'headstart[train]'; headstart distill "
@@ -197,7 +199,7 @@ class _Work:
         from gguf import GGUFReader
 
         from headstart.extras.distill.gguf_file import write_model
-        from headstart.extras.distill.train import LOSSES, tune
+        from headstart.extras.distill.train import tune
 
         base, output, candidate = self._base("tuned"), self.output, self.candidate
         texts = without_duplicates(self.earlier, self.later)
@@ -208,18 +210,19 @@ class _Work:
         folder = training_folder(self.folder)
         tried = tune(self.config, self.models, texts, folder, losses, self.options.seconds)
         shutil.rmtree(folder)
-        loss, reader = max(tried, key=lambda one: tried[one].accepted_after), GGUFReader(base)
+        loss = max(tried, key=lambda one: tried[one][1]["accepted_after"])
+        reader = GGUFReader(base)
         licence = reader.fields.get("general.license")
         card: dict[str, Any] = {
             "base": base.name,
             "target": self.models.target.name,
-            "learned_from": dict(counts(texts)),
-            "held_out": dict(counts(self.later)),
+            "learned_from": counts(texts),
+            "held_out": counts(self.later),
             "loss": loss,
-            "training": {name: one.describe() for name, one in tried.items()},
+            "training": {name: numbers for name, (_, numbers) in tried.items()},
             "licence_of_base": "not said" if licence is None else licence.contents(),
         }
-        write = partial(write_model, reader, tried[loss].weights, self.options.weights)
+        write = partial(write_model, reader, tried[loss][0], self.options.weights)
         write(candidate, card)
         model, _ = self.candidates.draft_model(candidate, self.later)
         # as large as its base: the difference between two timings would be chance

@@ -24,11 +24,6 @@ from headstart.extras.distill.edit import CARD, begin, finish
 from headstart.extras.distill.model import LanguageModel, Shape
 from headstart.types.errors import ModelError
 
-TYPES = {
-    "F16": (GGMLQuantizationType.F16, LlamaFileType.MOSTLY_F16),
-    "Q8_0": (GGMLQuantizationType.Q8_0, LlamaFileType.MOSTLY_Q8_0),
-}
-
 # architectures, and whether they rotate the halves of a head, not adjacent pairs
 KINDS = {"llama": False, "qwen2": True, "qwen3": True}
 
@@ -96,8 +91,8 @@ def write_model(
     base: GGUFReader, weights: Mapping[str, Tensor], kind: str, output: Path, card: Any
 ) -> None:
     """Write a GGUF with the base's metadata, matrices of type F16 or Q8_0, and a card."""
-    matrix_type, file_type = TYPES[kind]
-    changes = {"general.file_type": int(file_type), CARD: json.dumps(card)}
+    matrix_type = GGMLQuantizationType[kind]
+    changes = {"general.file_type": int(LlamaFileType[f"MOSTLY_{kind}"]), CARD: json.dumps(card)}
     writer = begin(base, output, changes)
     for tensor in base.tensors:
         trained = weights.get(tensor.name.replace("blk.", "blocks."))

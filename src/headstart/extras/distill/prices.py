@@ -26,20 +26,15 @@ class StepPrices:
     round_ms: float = 0.0  # of a model's draft token
 
     @classmethod
-    def of_control(cls, cost_ms: Mapping[str, Any]) -> StepPrices:
-        """As control describes what it has measured."""
+    def of(cls, cost_ms: Mapping[str, Any]) -> StepPrices:
+        """Interpolate from the widths that control has measured, as it describes them."""
         rows = {int(count): float(ms) for count, ms in cost_ms["rows"].items()}
-        return cls.of(rows, float(cost_ms.get("attention", 0.0)))
-
-    @classmethod
-    def of(cls, rows: Mapping[int, float], attention_ms: float = 0.0) -> StepPrices:
-        """Interpolate from measured widths."""
         known = sorted(rows)
         each = np.interp(range(LONGEST + 2), [0, *known], [0.0, *(rows[n] for n in known)])
         slope = (rows[known[-1]] - rows[known[0]]) / max(1, known[-1] - known[0])
         each += slope * np.maximum(0, np.arange(LONGEST + 2) - known[-1])  # where few were measured
         least = list(accumulate(reversed(each.tolist()), min))[::-1]
-        return cls((0.0, *least[1:]), attention_ms)
+        return cls((0.0, *least[1:]), float(cost_ms.get("attention", 0.0)))
 
     def step(self, num_draft: int, by_model: int, context: int) -> float:
         """Milliseconds of a step: draft tokens, of them by a model, tokens before it."""
@@ -64,4 +59,4 @@ def of_machine(config: Config, models: Models) -> StepPrices:
         scheduler, _ = assemble.build_scheduler(alone, target)
         cost = scheduler.drafting.describe_control()["cost_ms"]
         scheduler.drafting.save()
-    return StepPrices.of_control(cost)
+    return StepPrices.of(cost)

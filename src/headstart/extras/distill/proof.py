@@ -22,7 +22,6 @@ from headstart.extras.distill.measure import Findings
 LEAST_CONVERSATIONS = 8
 LEAST_RATIO = 1.05  # of the best without it
 COMMON = DraftRule(8)  # at which two draft models' tokens a step are compared
-NUM_DRAWS = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +112,7 @@ def compared(ours: NDArray[np.float64], theirs: NDArray[np.float64], by: np.ufun
         ours, theirs: tokens and time, shape (rows, 2).
     """
     num = len(ours)
-    draws = np.random.default_rng(0).integers(num, size=(NUM_DRAWS, num))
+    draws = np.random.default_rng(0).integers(num, size=(4000, num))
 
     def statistic(drawn: NDArray[np.intp]) -> Any:
         totals = (one[drawn].sum(-2) for one in (ours, theirs))

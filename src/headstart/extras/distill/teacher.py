@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from headstart.app.loading import load_target
 from headstart.app.model_files import Models
@@ -19,11 +20,10 @@ from headstart.structures.atomic import replacement
 from headstart.structures.topk import top_k
 from headstart.types import Batch, Engine
 
-NUM_BEST = 32
 ROWS = 64  # with logits, in one decode
 
-Best = tuple[NDArray[np.signedinteger[Any]], NDArray[np.float32]]
-"""Ids and logits, shape (tokens of the answer, NUM_BEST)."""
+Best = tuple[Tensor, Tensor]
+"""Ids and logits, shape (tokens of the answer, 32)."""
 
 
 def compute(
@@ -38,14 +38,7 @@ def compute(
     Raises:
         ConfigError, ModelError: the target cannot be loaded.
     """
-    known: dict[str, Best] = {}
-    if file.exists():
-        with np.load(file) as saved:
-            known = {
-                name[1:]: (saved[name], saved["s" + name[1:]])
-                for name in saved.files
-                if name.startswith("i")
-            }
+    known: dict[str, Best] = torch.load(file, weights_only=True) if file.exists() else {}
     missing = [text for text in texts if key_of(text) not in known]
     if missing:
         tell(f"the target reads {len(missing)} texts for its probabilities")
@@ -62,11 +55,8 @@ def compute(
         engine = load_target(settings, Models(target)).engine
         for text in missing:
             known[key_of(text)] = _read(engine, text)
-        ids = {"i" + name: best[0] for name, best in known.items()}
-        scores = {"s" + name: best[1] for name, best in known.items()}
-        with replacement(file) as temporary, temporary.open("wb") as rows:
-            # mypy takes a name for the flag; each begins with i or s
-            np.savez(rows, **ids, **scores)  # type: ignore[arg-type]
+        with replacement(file) as temporary:
+            torch.save(known, temporary)
     return known
 
 
@@ -80,11 +70,11 @@ def _read(engine: Engine, text: RecordedText) -> Best:
     for start in range(first, len(tokens) - 1, ROWS):
         part = tokens[start : min(len(tokens) - 1, start + ROWS)]
         for row in _decode(engine, batch, start, part, len(part)):
-            best, values = top_k(row, NUM_BEST)
+            best, values = top_k(row, 32)
             ids.append(best.astype(np.int32))
             scores.append(values.copy())
     engine.clear(0)
-    return np.array(ids, np.int32), np.array(scores, np.float32)
+    return torch.tensor(np.array(ids, np.int32)), torch.tensor(np.array(scores, np.float32))
 
 
 def _decode(

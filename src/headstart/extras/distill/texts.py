@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 import time
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -23,7 +23,6 @@ from headstart.types.errors import ConfigError
 from headstart.types.sampling_params import LogitBias, SamplingParams
 
 FILE, TRAINING = "texts.sqlite", "training"  # in the folder
-PIECE = 8192  # tokens that are encoded at once
 TABLES = (
     "CREATE TABLE IF NOT EXISTS texts (recorded REAL, model TEXT, tenant TEXT, prompt BLOB, "
     "answer BLOB, sampling TEXT)",
@@ -56,9 +55,9 @@ class RecordedText:
         }
         if "logit_bias" in sampling:
             sampling["logit_bias"] = list(sampling["logit_bias"].items())
+        size = 8192  # of pieces, between which the engine gets the interpreter
         tokens = (
-            # in pieces, between which the engine gets the interpreter
-            b"".join(array("i", ids[i : i + PIECE]).tobytes() for i in range(0, len(ids), PIECE))
+            b"".join(array("i", ids[i : i + size]).tobytes() for i in range(0, len(ids), size))
             for ids in (self.prompt, self.answer)
         )
         return self.recorded, self.model, self.tenant, *tokens, json.dumps(sampling)
@@ -275,25 +274,23 @@ def _bytes(tokens: Sequence[int]) -> bytes:
     return np.asarray(tokens, np.int32).tobytes()
 
 
-def num_looping(tokens: Sequence[int], window: int = 64, longest: int = 24) -> int:
-    """How many tokens end a stretch of `window` tokens that repeats with a period of at most
-    `longest`.
+def num_looping(tokens: Sequence[int]) -> int:
+    """How many tokens end a stretch of 64 tokens that repeats with a period of at most 24.
 
     Small models loop at temperature 0, which flatters every text speculator.
-    O(len(tokens) * longest).
     """
     ids, looping = np.asarray(tokens, np.int32), np.zeros(len(tokens), np.bool_)
-    for period in range(1, min(longest, len(ids) - 1) + 1):
+    for period in range(1, min(24, len(ids) - 1) + 1):
         same = np.concatenate((np.zeros(period, np.int32), ids[period:] == ids[:-period]))
         ends = np.cumsum(same)
-        run = window - period
+        run = 64 - period
         if len(ids) >= run:
             before = np.concatenate((np.zeros(run, ends.dtype), ends))[: len(ids)]
             looping |= ends - before == run
     return int(looping.sum())
 
 
-def counts(texts: Sequence[RecordedText]) -> Mapping[str, int]:
+def counts(texts: Sequence[RecordedText]) -> dict[str, int]:
     """Counts of texts for a report."""
     return {
         "conversations": len({text.conversation for text in texts}),

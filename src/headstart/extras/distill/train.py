@@ -17,13 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from gguf import GGUFReader
-from numpy.typing import NDArray
 from torch import Tensor
 
 from headstart.app.model_files import Models
@@ -37,13 +35,8 @@ from headstart.structures.atomic import replacement
 
 CONTEXT = 1024  # tokens of a row; of longer texts the end
 BATCH_TOKENS = 3072
-# of AdamW, for models of two million parameters: with it 82 % are accepted after 44 batches, with
-# 2e-4 68 %; one of 600 million takes 1e-5
-RATE = 3e-3
-CHECK_SHARE = 0.1  # of the texts, the last ones: the weights that get most of them right are kept
-SAVE_SECONDS = 20.0  # then it also tells how far it is
-MOST_EPOCHS = 8.0
-LOSSES = ("kl", "tv", "hybrid", "ce")  # the target's probabilities; both; the recorded tokens
+Tuned = tuple[Mapping[str, Tensor], Mapping[str, float]]
+"""Weights, and the numbers of their training, for the card."""
 
 
 def tune(
@@ -53,7 +46,7 @@ def tune(
     folder: Path,
     losses: Sequence[str],
     seconds: float,
-) -> dict[str, Trained]:
+) -> dict[str, Tuned]:
     """Tune the draft model with each loss for its share of the time; tells stderr how far it is.
 
     What is needed to go on after an interruption stays in the folder, and reveals the texts.
@@ -64,8 +57,8 @@ def tune(
     assert models.draft is not None
     reader, tell = GGUFReader(models.draft), partial(print, file=sys.stderr, flush=True)
     read_model(reader, CONTEXT)  # refuses before the target is loaded
-    known = teacher.compute(config, models.target, texts, folder / "best.npz", tell)
-    tried, seconds = dict[str, Trained](), seconds / len(losses)
+    known = teacher.compute(config, models.target, texts, folder / "best.pt", tell)
+    tried, seconds = dict[str, Tuned](), seconds / len(losses)
     for loss in losses:
         model, state = read_model(reader, CONTEXT), folder / loss
         tried[loss] = Trainer(model, texts, known, state, seconds, loss).run(tell)
@@ -73,36 +66,16 @@ def tune(
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """The result of the training."""
-
-    weights: Mapping[str, Tensor]
-    num_steps: int
-    seconds: float
-    accepted_before: float  # share of the checked tokens
-    accepted_after: float
-
-    def describe(self) -> dict[str, Any]:
-        """For the card."""
-        return {
-            "steps": self.num_steps,
-            "seconds": round(self.seconds, 1),
-            "accepted_before": round(self.accepted_before, 4),
-            "accepted_after": round(self.accepted_after, 4),
-        }
-
-
-@dataclass(frozen=True, slots=True)
 class _Row:
     """A text to learn from."""
 
-    tokens: NDArray[np.int64]
+    tokens: Tensor
     start: int  # of the answer
     heat: float
     teacher: Best | None
 
     @property
-    def answer(self) -> NDArray[np.int64]:
+    def answer(self) -> Tensor:
         return self.tokens[self.start :]
 
 
@@ -118,28 +91,31 @@ class Trainer:
         seconds: float,
         loss: str,
     ) -> None:
-        """Read the state file if it is of the same model, texts, time and loss, one of LOSSES."""
+        """Read the state file if it is of the same model, texts, time and loss."""
         rows = [_row(text, known) for text in texts]
-        num_checked = max(1, int(CHECK_SHARE * len(rows)))
+        # of the last texts: the weights that get most of them right are kept
+        num_checked = max(1, int(0.1 * len(rows)))
         self._rows, self._checked = rows[:-num_checked] or rows, rows[-num_checked:]
         self._model, self._state, self._loss_kind, self._seconds = model, state, loss, seconds
         self._random = np.random.default_rng(0)
         size = sum(p.numel() for p in model.parameters())
-        self._rate = RATE * min(1.0, 2e6 / size)
+        # for two million parameters: with 3e-3 82 % are accepted after 44 batches, with 2e-4 68 %;
+        # a model of 600 million takes 1e-5
+        self._rate = 3e-3 * min(1.0, 2e6 / size)
         self._adam = torch.optim.AdamW(
             model.parameters(), lr=self._rate, betas=(0.9, 0.95), weight_decay=0.01
         )
         self._step, self._elapsed, self._num_checks = 0, 0.0, 0
         num_tokens = sum(len(row.tokens) for row in self._rows)
-        self._num_steps = max(1, int(MOST_EPOCHS * num_tokens / BATCH_TOKENS))
-        first = model.token_embd.weight.detach().numpy().tobytes()
-        parts = (f"{loss} {seconds}".encode(), *(row.tokens.tobytes() for row in rows), first)
-        self._key = hashlib.sha256(b"\0".join(parts)).hexdigest()
+        self._num_steps = max(1, int(8 * num_tokens / BATCH_TOKENS))  # epochs
+        key = hashlib.sha256(f"{loss} {seconds} {[key_of(text) for text in texts]}".encode())
+        key.update(model.token_embd.weight.detach().numpy())
+        self._key = key.hexdigest()
         self._before = self._best = self._accepted()
         self._weights = _copied(model)
         self._resume()
 
-    def run(self, tell: Callable[[str], None]) -> Trained:
+    def run(self, tell: Callable[[str], None]) -> Tuned:
         """Train until time or epochs are spent."""
         started = time.monotonic() - self._elapsed
         told = time.monotonic()
@@ -152,7 +128,7 @@ class Trainer:
             self._elapsed = now - started
             if 8 * self._progress() >= self._num_checks + 1:
                 self._check()
-            if now - told > SAVE_SECONDS:
+            if now - told > 20.0:
                 self._save()
                 told, left = now, self._elapsed * (1.0 / self._progress() - 1.0)
                 tell(
@@ -161,7 +137,12 @@ class Trainer:
                 )
         self._check()
         self._save()
-        return Trained(self._weights, self._step, self._elapsed, self._before, self._best)
+        return self._weights, {
+            "steps": self._step,
+            "seconds": round(self._elapsed, 1),
+            "accepted_before": round(self._before, 4),  # share of the checked tokens
+            "accepted_after": round(self._best, 4),
+        }
 
     def _progress(self) -> float:
         return max(self._step / self._num_steps, self._elapsed / self._seconds)
@@ -193,7 +174,7 @@ class Trainer:
 
     def _row_loss(self, logits: Tensor, row: _Row) -> Tensor:
         if row.teacher is None or self._loss_kind == "ce":
-            return F.cross_entropy(logits, torch.from_numpy(row.answer), reduction="sum")
+            return F.cross_entropy(logits, row.answer, reduction="sum")
         p, log_q = _both(logits, row.teacher, row.heat or 1.0)
         # the share of tokens that no coupling can make equal
         variation = (p - torch.minimum(p, log_q.exp())).sum()
@@ -208,7 +189,7 @@ class Trainer:
             (len(rows), max(len(row.tokens) for row in rows) - 1), dtype=torch.long
         )
         for own, row in zip(tokens, rows, strict=True):
-            own[: len(row.tokens) - 1] = torch.from_numpy(row.tokens[:-1])
+            own[: len(row.tokens) - 1] = row.tokens[:-1]
         states = self._model.states(tokens)
         parts = [own[r.start - 1 : len(r.tokens) - 1] for own, r in zip(states, rows, strict=True)]
         logits: Tensor = self._model.output(torch.cat(parts))
@@ -224,7 +205,7 @@ class Trainer:
                 p, log_q = _both(logits, row.teacher, row.heat)
                 num_accepted += float(torch.minimum(p, log_q.exp()).sum())
             else:
-                num_accepted += int((logits.argmax(-1).numpy() == row.answer).sum())
+                num_accepted += int((logits.argmax(-1) == row.answer).sum())
             num += len(row.answer)
         return num_accepted / max(1, num)
 
@@ -259,8 +240,8 @@ class Trainer:
 
 def _both(logits: Tensor, best: Best, heat: float) -> tuple[Tensor, Tensor]:
     """For the target's best tokens: its probabilities, and the model's log probabilities."""
-    ids, scores = (torch.from_numpy(part) for part in best)
-    return (scores / heat).softmax(-1), (logits / heat).log_softmax(-1).gather(-1, ids)
+    ids, scores = best
+    return (scores / heat).softmax(-1), (logits / heat).log_softmax(-1).gather(-1, ids.long())
 
 
 def _copied(model: LanguageModel) -> dict[str, Tensor]:
@@ -268,11 +249,11 @@ def _copied(model: LanguageModel) -> dict[str, Tensor]:
 
 
 def _row(text: RecordedText, known: Mapping[str, Best]) -> _Row:
-    tokens = np.array([*text.prompt, *text.answer], np.int64)
+    tokens = torch.tensor([*text.prompt, *text.answer])
     cut = max(0, len(tokens) - CONTEXT)
     start = max(1, len(text.prompt) - cut)
     rows = known.get(key_of(text))
     if rows is not None:
         num_kept = len(tokens) - cut - start
-        rows = rows[0][-num_kept:].astype(np.int64), rows[1][-num_kept:]
+        rows = rows[0][-num_kept:], rows[1][-num_kept:]
     return _Row(tokens[cut:], start, text.sampling.temperature, rows)

@@ -27,9 +27,6 @@ from headstart.types.errors import EngineError
 from headstart.types.request import ErrorEvent, Request, TokenEvent
 
 LEAST_ELSEWHERE = 0.97  # of the tokens/s without it
-NUM_TEXTS, NUM_WARM = 32, 8  # later texts, and earlier ones before them, which are not timed
-ROOM = 64  # tokens of the context for drafts
-OTHERS, NUM_OTHERS, OTHER_TOKENS = ("edit", "json", "continue", "words"), 4, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +74,13 @@ def run_trial(
         EngineError: a text cannot be answered.
     """
     vocab = Model(target).vocab
-    warm = [_request(f"warm {number}", text) for number, text in enumerate(earlier[-NUM_WARM:])]
-    texts = [_request(f"later {number}", text) for number, text in enumerate(later[:NUM_TEXTS])]
+    # not timed
+    warm = [_request(f"warm {number}", text) for number, text in enumerate(earlier[-8:])]
+    texts = [_request(f"later {number}", text) for number, text in enumerate(later[:32])]
     requests = [*warm, *texts, *_other_questions(vocab)]
     longest = max(len(one.prompt) + (one.max_tokens or 0) for one in requests)
     limits = replace(config.scheduler, parallel=1, kv_unified_per_slot=0)
-    engine = replace(config.engine, context=longest + ROOM)
+    engine = replace(config.engine, context=longest + 64)  # and drafts
     config, found = replace(config, engine=engine, scheduler=limits), list[list[Answer]]()
     for draft, spec in ways:
         speculation = replace(config.speculation, spec=spec, spec_type=None, options={})
@@ -126,11 +124,11 @@ def _request(name: str, text: RecordedText) -> Request:
 
 
 def _other_questions(vocab: Vocab) -> Iterator[Request]:
-    for name in OTHERS:
-        for number, question in enumerate(make_questions(name, NUM_OTHERS, "trial")):
+    for name in ("edit", "json", "continue", "words"):
+        for number, question in enumerate(make_questions(name, 4, "trial")):
             text = str(question.turns[0])
             prompt = vocab.tokenize(text, add_special=True, parse_special=False)
-            yield Request(request_id=f"{name} {number}", prompt=prompt, max_tokens=OTHER_TOKENS)
+            yield Request(request_id=f"{name} {number}", prompt=prompt, max_tokens=64)
 
 
 def _ratio(found: Sequence[tuple[Answer, ...]]) -> Interval:

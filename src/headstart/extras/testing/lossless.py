@@ -47,7 +47,7 @@ class RandomController(Controller):
                     one.num_granted, one.skips = length, bool(draw(0, 2))
 
 
-def assert_lossless(make: Callable[[], Speculator], *, num_tokens: int = 32) -> tuple[int, int]:
+def assert_lossless(make: Callable[[], Speculator]) -> tuple[int, int]:
     """Generate six texts on three slots with a speculator and without; they must be equal.
 
     At temperatures 0, 0.8 and 1.5; alone with drafts of 1, 4 and 16 tokens, with auto, with a
@@ -62,11 +62,11 @@ def assert_lossless(make: Callable[[], Speculator], *, num_tokens: int = 32) -> 
     drafted = accepted = 0
     for temperature in TEMPERATURES:
         off = Drafting([], SpeculationConfig(spec="off"), Controller())
-        expected, _ = _generate(off, temperature, num_tokens)
+        expected, _ = _generate(off, temperature)
         for way, speculators, config, control in _ways(make):
             chain = [GuardedSpeculator(one, LetterVocab.size) for one in speculators]
             drafting = Drafting(chain, config, control)
-            texts, counts = _generate(drafting, temperature, num_tokens)
+            texts, counts = _generate(drafting, temperature)
             speculator = next(one for one in chain if one.name != _Other.name)
             speculator.speculator.describe()
             speculator.speculator.close()
@@ -102,9 +102,7 @@ def _ways(
     yield "after suffix, lengths at random", [_Other(), make()], auto, RandomController()
 
 
-def _generate(
-    drafting: Drafting, temperature: float, num_tokens: int
-) -> tuple[dict[str, list[int]], RequestCounts]:
+def _generate(drafting: Drafting, temperature: float) -> tuple[dict[str, list[int]], RequestCounts]:
     """Texts by request: short prompts that repeat themselves, some with the same beginning; and
     what was counted of all together.
     """
@@ -116,7 +114,7 @@ def _generate(
         sampling = SamplingParams(temperature=temperature, seed=seed, ignore_eos=seed % 3 > 0)
         prompt = [*range(seed % 2, 8), 30] * (1 + seed % 2)
         scheduler.submit(
-            Request(request_id=str(seed), prompt=prompt, sampling=sampling, max_tokens=num_tokens)
+            Request(request_id=str(seed), prompt=prompt, sampling=sampling, max_tokens=32)
         )
     texts: dict[str, list[int]] = {}
     while scheduler.has_work:

@@ -11,6 +11,7 @@ from gguf import GGUFReader
 from training import corpus
 
 from headstart.app import demo
+from headstart.extras.bench.library import Function
 
 SOURCE = (
     "def scale(values, factor=2):\n    total = sum(values)\n"
@@ -19,10 +20,10 @@ SOURCE = (
 
 
 @pytest.fixture
-def function() -> corpus.Function:
+def function() -> Function:
     tree = ast.parse(SOURCE).body[0]
     assert isinstance(tree, ast.FunctionDef)
-    return corpus.Function(SOURCE, tree)
+    return Function(SOURCE, tree)
 
 
 def answer(task: str | None) -> str:
@@ -31,7 +32,7 @@ def answer(task: str | None) -> str:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_rename_changes_one_name_everywhere_and_nothing_else(function: corpus.Function, seed):
+def test_a_rename_changes_one_name_everywhere_and_nothing_else(function: Function, seed):
     task = corpus.rename(function, Random(seed))
     assert task is not None
     asked = re.search(r"`(\w+)` to `(\w+)`", task)
@@ -40,19 +41,19 @@ def test_a_rename_changes_one_name_everywhere_and_nothing_else(function: corpus.
     renamed = answer(task)
     assert re.search(rf"\b{new}\b", SOURCE) is None
     assert re.search(rf"\b{old}\b", renamed) is None
-    assert re.sub(rf"\b{new}\b", old, renamed) == corpus.fenced(SOURCE)
+    assert re.sub(rf"\b{new}\b", old, renamed) == function.block
 
 
-def test_a_description_is_valid_json_about_the_function(function: corpus.Function) -> None:
+def test_a_description_is_valid_json_about_the_function(function: Function) -> None:
     described = json.loads(answer(corpus.describe(function, Random(0))))
     assert described == {"name": "scale", "arguments": ["values", "factor"], "returns": True}
 
 
-def test_calls_are_listed_once_in_the_order_of_the_syntax_tree(function: corpus.Function) -> None:
+def test_calls_are_listed_once_in_the_order_of_the_syntax_tree(function: Function) -> None:
     assert answer(corpus.list_calls(function, Random(0))) == "- `sum`\n- `print`"
 
 
-def test_the_same_seed_makes_the_same_tasks(function: corpus.Function) -> None:
+def test_the_same_seed_makes_the_same_tasks(function: Function) -> None:
     assert corpus.make_tasks([function], 5, Random(3)) == corpus.make_tasks(
         [function], 5, Random(3)
     )

@@ -26,7 +26,7 @@ from headstart.testing import FakeEngine
 from headstart.types import Draft, DraftRequest
 
 SIZE = 500
-PRICES, ROUND_MS = StepPrices.of({1: 10.0, 2: 11.0, 4: 13.0, 8: 20.0, 17: 40.0}), 0.5
+PRICES, ROUND_MS = StepPrices.of({"rows": {1: 10.0, 2: 11.0, 4: 13.0, 8: 20.0, 17: 40.0}}), 0.5
 
 
 def texts_of(tenant: str, num: int, seed: int, noise: float = 0.25) -> list[RecordedText]:

@@ -177,7 +177,7 @@ def test_what_was_purged_is_nowhere_in_the_file_and_new_texts_are_recorded(tmp_p
     writer.write(text(100.0, [1], secret))
     assert array("i", secret).tobytes() in (tmp_path / FILE).read_bytes()
     folder = training_folder(tmp_path)
-    (folder / "best.npz").write_bytes(b"what came in these texts")
+    (folder / "best.pt").write_bytes(b"what came in these texts")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     purge(tmp_path, None, 1e12)
     assert not folder.exists()
