@@ -24,7 +24,6 @@ from headstart.extras.distill.model import LanguageModel, Shape
 from training import tokenizer
 from training.batches import Rows, load
 from training.induction import SHAPES, add_induction
-from training.muon import Muon
 
 MATRIX_RATE = 0.012  # Muon, on the matrices of the blocks
 OTHER_RATE = 3e-3  # AdamW, on embeddings, output and norms
@@ -62,9 +61,9 @@ class Trainer:
         )
         text = Tokenizer.from_file(str(tokenizer.path_of(work, run.shape.vocab_size)))
         self.rows = Rows(load(work, text, run.context - TASK_ROOM), run.context, run.seed)
-        matrices = {name: p for name, p in self.model.blocks.named_parameters() if p.dim() == 2}
-        kept = {id(p) for p in matrices.values()}
-        self.muon = Muon(matrices.values(), MATRIX_RATE)
+        matrices = [p for p in self.model.blocks.parameters() if p.dim() == 2]
+        self.muon = torch.optim.Muon(matrices, weight_decay=0.05, ns_steps=4)
+        kept = set(map(id, matrices))
         others = [p for p in self.model.parameters() if id(p) not in kept]
         self.adam = torch.optim.AdamW(others, lr=OTHER_RATE, betas=(0.9, 0.95), weight_decay=0.0)
 
@@ -75,11 +74,11 @@ class Trainer:
         scale = min(1.0, (number + 1) / WARMUP_STEPS) * max(
             0.02, min(1.0, (1 - progress) / COOLDOWN)
         )
-        for group in self.adam.param_groups:
-            group["lr"] = OTHER_RATE * scale
-        self.adam.step()
-        self.adam.zero_grad()
-        self.muon.step(scale)
+        for optimizer, rate in ((self.muon, MATRIX_RATE), (self.adam, OTHER_RATE)):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * scale
+            optimizer.step()
+            optimizer.zero_grad()
         return loss.item()
 
     def _loss(self, repeat_share: float) -> Tensor:

@@ -14,7 +14,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -138,7 +138,7 @@ class Hub:
         from huggingface_hub import HfApi
 
         # Not list_repo_files, which tries for half a minute when there is no network.
-        with self._explained(repo):
+        with self.explained(repo):
             info = HfApi(endpoint=self.endpoint, token=self.token).model_info(
                 repo, timeout=10, files_metadata=True
             )
@@ -153,30 +153,6 @@ class Hub:
         folder = self.folder(repo)
         reference = folder / "refs/main"
         return folder / "snapshots" / reference.read_text().strip() if reference.is_file() else None
-
-    def fetch(self, repo: str, path: str) -> Path:
-        """Path of a file, downloaded unless it is cached; huggingface_hub also uses the cache if
-        the hub cannot be reached.
-
-        Raises:
-            ModelError: it cannot be downloaded.
-        """
-        from huggingface_hub import hf_hub_download
-        from tqdm import tqdm
-
-        # a line every ten seconds
-        in_log: Any = partial(tqdm, file=_Log(), mininterval=10.0, ascii=True, ncols=80)
-        with self._explained(repo):
-            return Path(
-                hf_hub_download(
-                    repo,
-                    path,
-                    cache_dir=self.cache,
-                    token=self.token,
-                    endpoint=self.endpoint,
-                    tqdm_class=None if sys.stderr.isatty() else in_log,
-                )
-            )
 
     def check(self, name: str) -> None:
         """See whether there is such a model: at the hub, or in the cache if that cannot be asked.
@@ -218,7 +194,7 @@ class Hub:
             shutil.rmtree(folder, ignore_errors=True)
 
     @contextmanager
-    def _explained(self, repo: str) -> Iterator[None]:
+    def explained(self, repo: str) -> Iterator[None]:
         """Turn what huggingface_hub raises into our errors, "gated" before its base "not found"."""
         import httpx2
         from huggingface_hub import errors
@@ -291,15 +267,25 @@ class Repository:
             raise self.problem or error from None
 
     def fetch(self, files: Sequence[str]) -> Path:
-        """Path of the first file, after downloading those not cached.
+        """Path of the first file, after downloading those not cached; huggingface_hub also uses
+        the cache if the hub cannot be reached.
 
         Raises:
             ModelError: they cannot be downloaded.
         """
         if self.snapshot:
             return self.snapshot / files[0]
-        found = [self.hub.fetch(self.name, path) for path in files]
-        return found[0]
+        from huggingface_hub import hf_hub_download
+        from tqdm import tqdm
+
+        hub = self.hub
+        # a line every ten seconds
+        in_log: Any = partial(tqdm, file=_Log(), mininterval=10.0, ascii=True, ncols=80)
+        bar = None if sys.stderr.isatty() else in_log
+        to = {"cache_dir": hub.cache, "token": hub.token, "endpoint": hub.endpoint}
+        with hub.explained(self.name):
+            found = [hf_hub_download(self.name, path, tqdm_class=bar, **to) for path in files]
+        return Path(found[0])
 
 
 def main(name: str, *drafters: str) -> int:
@@ -343,10 +329,8 @@ def _stored(folder: Path) -> int:
     """Bytes of a repository on this disk, unfinished files included."""
     sizes = 0
     for path in (folder / "blobs").glob("*"):
-        try:
+        with suppress(OSError):  # it was just renamed
             sizes += path.stat().st_size
-        except OSError:  # it was just renamed
-            continue
     return sizes
 
 

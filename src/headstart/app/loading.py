@@ -261,12 +261,7 @@ def make_drafting(
         ConfigError, ModelError: a speculator cannot be created.
     """
     engine, model = target.engine, target.engine.model
-    parts: dict[str, Callable[[], Any]] = {
-        **{name: partial(loaded.__getitem__, name) for name in loaded},
-        "vocab": lambda: model.vocab,
-        "vocabulary_id": lambda: VocabularyId.of(model.vocab),
-        "translator": lambda: make_translator(config, model, loaded["engine"].model),
-    }
+    parts = speculator_parts(config, model, loaded)
     options = config.speculation.options
     vocab_size = model.vocab.size
     speculators = [
@@ -281,6 +276,18 @@ def make_drafting(
         )
         log.warning("speculation is off: %s", unusable)
     return Drafting(speculators, config.speculation, controller, unusable, file)
+
+
+def speculator_parts(
+    config: Config, target: Model, loaded: Mapping[str, Any]
+) -> dict[str, Callable[[], Any]]:
+    """What constructors of speculators may ask for by parameter name; `loaded`: the drafter."""
+    return {
+        **{name: partial(loaded.__getitem__, name) for name in loaded},
+        "vocab": lambda: target.vocab,
+        "vocabulary_id": lambda: VocabularyId.of(target.vocab),
+        "translator": lambda: make_translator(config, target, loaded["engine"].model),
+    }
 
 
 def make_translator(config: Config, target: Model, draft: Model) -> VocabularyTranslator | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
-from headstart.app.loading import drafter_part, make_translator
+from headstart.app.loading import drafter_part, make_translator, speculator_parts
 from headstart.app.speculation import make_speculator
 from headstart.config import Config
 from headstart.engine.context import LlamaEngine
@@ -52,7 +52,9 @@ class Candidates:
     ) -> list[Outcomes]:
         """Copies from a text itself and from the ones before it."""
         options = {SUFFIX: dict(self.config.speculation.options.get(SUFFIX, {})) | {"file": None}}
-        speculator = make_speculator(SUFFIX, options, self._parts())
+        speculator = make_speculator(
+            SUFFIX, options, speculator_parts(self.config, self.target, {})
+        )
         return replay(speculator, texts, self.sampler, earlier=earlier)
 
     def draft_model(
@@ -77,10 +79,7 @@ class Candidates:
         )
         part = drafter_part(config, drafter, engine)
         draft = LlamaEngine(Model(path, part.config), part.config, part.limits)
-        parts = self._parts() | {
-            "engine": lambda: draft,
-            "translator": lambda: make_translator(config, self.target, draft.model),
-        }
+        parts = speculator_parts(config, self.target, {"engine": draft})
         options = self.config.speculation.options
         speculator = make_speculator(DRAFT_MODEL, options, parts)
         replayed = replay(speculator, texts, self.sampler, WIDTH)
@@ -100,9 +99,6 @@ class Candidates:
                 f"{draft} has other tokens than {self.target.path.name} and cannot learn from its "
                 "texts; name a draft model of the same family"
             )
-
-    def _parts(self) -> dict[str, Callable[[], Any]]:
-        return {"vocab": lambda: self.target.vocab, "vocabulary_id": lambda: None}
 
 
 def draft_files(named: Sequence[str], draft: Path | None) -> list[Path]:

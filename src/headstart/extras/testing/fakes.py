@@ -279,16 +279,17 @@ class FakeEngine:
         return len(kept)
 
     def checkpoint(self, seq_id: int) -> None:
-        if self.cache_kind is not CacheKind.CUT and (tokens := self.cache.get(seq_id)):
-            data = np.asarray(tokens, np.int32).tobytes()
-            self.checkpoints.add(seq_id, Checkpoint(len(tokens), data))
+        if self.cache_kind is not CacheKind.CUT and self.cache.get(seq_id):
+            self.checkpoints.add(seq_id, self._checkpoint_of(seq_id))
 
     def keep_for_draft(self, seq_id: int) -> bool:
         if self.cache_kind is not CacheKind.CHECKPOINT:
             return True
+        return self.checkpoints.add_brief(seq_id, self._checkpoint_of(seq_id))
+
+    def _checkpoint_of(self, seq_id: int) -> Checkpoint:
         tokens = self.cache[seq_id]
-        data = np.asarray(tokens, np.int32).tobytes()
-        return self.checkpoints.add_brief(seq_id, Checkpoint(len(tokens), data))
+        return Checkpoint(len(tokens), np.asarray(tokens, np.int32).tobytes())
 
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         self.clear(target)
