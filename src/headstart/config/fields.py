@@ -47,7 +47,6 @@ class Option:
     separator: str | None = None  # joins the values of a flag that may be given again
     is_pair: bool = False  # takes two values, kept as "FIRST => SECOND"
     is_secret: bool = False
-    for_router: bool = False  # as every field of `RouterConfig` and `ToolsConfig`
     # a speculator's longest draft: the server warns if --draft-max is lower
     limits_draft: bool = False
 

@@ -15,56 +15,36 @@ class ServerConfig:
     host: str = option(
         "127.0.0.1",
         "addresses to listen on, separated by commas; one that ends in .sock is a Unix socket",
-        for_router=True,
     )
-    port: int = option(
-        8080, "port to listen on; 0 picks a free one", least=0, most=65535, for_router=True
-    )
-    reuse_port: bool = option(False, "let other processes listen on the same port", for_router=True)
-    api_prefix: str = option("", "prefix of all paths, for instance /llm", for_router=True)
-    ssl_key_file: str | None = option(
-        None, "file with the private key for HTTPS, in PEM format", for_router=True
-    )
-    ssl_cert_file: str | None = option(
-        None, "file with the certificate for HTTPS, in PEM format", for_router=True
-    )
+    port: int = option(8080, "port to listen on; 0 picks a free one", least=0, most=65535)
+    reuse_port: bool = option(False, "let other processes listen on the same port")
+    api_prefix: str = option("", "prefix of all paths, for instance /llm")
+    ssl_key_file: str | None = option(None, "file with the private key for HTTPS, in PEM format")
+    ssl_cert_file: str | None = option(None, "file with the certificate for HTTPS, in PEM format")
     api_key: str | None = option(
-        None,
-        "key that clients must send; several separated by commas",
-        is_secret=True,
-        for_router=True,
+        None, "key that clients must send; several separated by commas", is_secret=True
     )
     api_key_file: str | None = option(
-        None, "file with one key per line; lines that start with # are comments", for_router=True
+        None, "file with one key per line; lines that start with # are comments"
     )
     allowed_hosts: str | None = option(
         None,
         "without an API key: further host names that requests may use, separated by commas; * for "
         "any",
-        for_router=True,
     )
     cors_origins: str | None = option(
         None,
         "origins, separated by commas, whose web pages may use the server; localhost for pages "
         "from this machine, * for any. Default: any with an API key (with tools: localhost), else "
         "only the server's own page",
-        for_router=True,
     )
     cors_methods: str = option(
-        "GET, POST, DELETE, OPTIONS",
-        "methods that pages from --cors-origins may use",
-        for_router=True,
+        "GET, POST, DELETE, OPTIONS", "methods that pages from --cors-origins may use"
     )
     cors_headers: str = option(
-        "*",
-        "request headers that these pages may send, separated by commas; * for all",
-        for_router=True,
+        "*", "request headers that these pages may send, separated by commas; * for all"
     )
-    cors_credentials: bool = option(
-        True,
-        "let these pages send credentials",
-        for_router=True,
-    )
+    cors_credentials: bool = option(True, "let these pages send credentials")
     max_connections: int = option(
         1000,
         "open connections; beyond that the longest idle one is closed, or new ones get 503",
@@ -91,8 +71,8 @@ class ServerConfig:
         "seconds without a request after which the model is unloaded until the next one; -1: never",
         least=-1,
     )
-    page: bool = option(True, "serve the page at /", "--webui", for_router=True)
-    path: str | None = option(None, "folder with another page to serve at /", for_router=True)
+    page: bool = option(True, "serve the page at /", "--webui")
+    path: str | None = option(None, "folder with another page to serve at /")
     slots: bool = option(True, "serve /slots")
     slot_save_path: str | None = option(
         None, "folder for POST /slots/{id}?action=save and restore, which need it"
@@ -107,7 +87,6 @@ class ServerConfig:
         None,
         "header in which a proxy with the API key names the tenant of a request. Default: each "
         "key is a tenant",
-        for_router=True,
     )
     tenant_slot_files: int = option(
         1000,

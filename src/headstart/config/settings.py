@@ -53,12 +53,8 @@ class ModelConfig:
     draft_hf_repo: str | None = option(
         None, "draft model from the hub: user/repo[:quant]", "--hf-repo-draft"
     )
-    alias: str | None = option(
-        None, "names of the model in the API, separated by commas", for_router=True
-    )
-    tags: str | None = option(
-        None, "tags of the model in /v1/models, separated by commas", for_router=True
-    )
+    alias: str | None = option(None, "names of the model in the API, separated by commas")
+    tags: str | None = option(None, "tags of the model in /v1/models, separated by commas")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

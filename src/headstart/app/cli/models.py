@@ -9,14 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from headstart.app.cli.devices import TAKEN
 from headstart.app.cli.preset import EVERY_MODEL, read_sections, router_keys
 from headstart.app.cli.resolve import Resolved
-from headstart.app.cli.settings import Setting, text_of
+from headstart.app.cli.settings import Setting, all_settings, text_of
 from headstart.app.hub import Hub
 from headstart.app.hub_files import DRAFTERS
 from headstart.config.fields import listed
@@ -29,6 +29,13 @@ from headstart.gateway.router.presets import (
 from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
+
+# what a router has itself, as all of `RouterConfig` and `ToolsConfig`; its models do not get it
+OWN_SETTINGS = (
+    "router", "tools", "alias", "tags", "host", "port", "reuse_port", "api_prefix", "ssl_key_file",
+    "ssl_cert_file", "api_key", "api_key_file", "allowed_hosts", "cors_origins", "cors_methods",
+    "cors_headers", "cors_credentials", "page", "path", "tenant_header",
+)  # fmt: skip
 
 
 def is_router(resolved: Resolved, *, has_demo: bool = True) -> bool:
@@ -73,8 +80,12 @@ def read_models(
         return {name: text_of(resolved.values[name]) for name in names}
 
     below, above = texts_from("file ") | every, texts_from("flag")
-    base = _without_reserved(environment, resolved.settings)
+    reserved = {"HEADSTART_CONFIG"}  # what it sets is among the arguments
     settings = {setting.name: setting for setting in resolved.settings}
+    for setting in all_settings(OWN_SETTINGS):
+        reserved.update(setting.variables)
+        del settings[setting.name]
+    base = {name: value for name, value in environment.items() if name not in reserved}
     models = []
     for name, (source, own) in sources.items():
         texts = below | own | above
@@ -141,11 +152,7 @@ def _make(
 ) -> ModelPreset:
     """A model from texts of settings and keys of the router."""
     keys = router_keys(given, name)
-    texts = {
-        key: text
-        for key, text in given.items()
-        if text and key in settings and not settings[key].for_router
-    }
+    texts = {key: text for key, text in given.items() if text and key in settings}
     for key, text in texts.items():
         settings[key].read(text, f"{settings[key].flag[2:]} of the model {name}")
     hidden = [
@@ -168,17 +175,6 @@ def _make(
         stop_seconds=keys.stop_timeout,
         idle_seconds=keys.ttl,
     )
-
-
-def _without_reserved(
-    environment: Mapping[str, str], settings: Iterable[Setting]
-) -> dict[str, str]:
-    """The router's environment without the variables meant for the router itself."""
-    reserved = {"HEADSTART_CONFIG"}  # what it sets is among the arguments
-    for setting in settings:
-        if setting.for_router:
-            reserved.update(setting.variables)
-    return {name: value for name, value in environment.items() if name not in reserved}
 
 
 def _files_used(hub: Hub, keys: Mapping[str, str]) -> set[Path | None]:

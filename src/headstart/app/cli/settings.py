@@ -45,11 +45,6 @@ class Setting:
         return self.path[0] if self.path else ""
 
     @property
-    def for_router(self) -> bool:
-        """Whether it is a router's own, which it does not pass on to its models."""
-        return self.option.for_router or self.part in ("router", "tools")
-
-    @property
     def title(self) -> str:
         """Title of its part, in help and docs."""
         if len(self.path) == 4:
