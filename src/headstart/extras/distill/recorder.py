@@ -11,16 +11,18 @@ import logging
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from headstart.config import RecordingConfig
 from headstart.config.fields import listed
-from headstart.extras.distill.texts import RecordedText, TextFile
+from headstart.extras.distill.texts import RecordedText, keep
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import End, StepRecord
 from headstart.structures.model_id import ModelId
 from headstart.structures.system import use_any_core
 from headstart.structures.tenants import namespaces_of, tenant_of
+from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -29,14 +31,21 @@ class TextRecorder:
     """A reader of step records. Files are written in a thread that ends after its last text."""
 
     def __init__(self, config: RecordingConfig, target: Path) -> None:
-        """Open the folder.
+        """Make the folder, or delete from it what is too old.
 
         Raises:
             ConfigError: it cannot be written.
         """
         assert config.record_texts is not None
-        megabytes, seconds = config.record_mb * 2**20, config.record_days * 86_400.0
-        self._texts = TextFile(Path(config.record_texts), megabytes, seconds)
+        folder, seconds = Path(config.record_texts), config.record_days * 86_400.0
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"--record-texts {folder} cannot be written: {error.strerror}; name another folder"
+            ) from None
+        self._keep = partial(keep, folder, max_bytes=config.record_mb * 2**20, max_seconds=seconds)
+        self._keep([])
         names = listed(config.record_tenants)
         self._tenants = None if "all" in names else namespaces_of(names) | {""}
         self._model = ModelId.of(target).digest
@@ -78,7 +87,7 @@ class TextRecorder:
             sampling=request.sampling,
         )
         if self._room.acquire(blocking=False):
-            self._writer.submit(self._texts.write, text).add_done_callback(self._note)
+            self._writer.submit(self._keep, [text]).add_done_callback(self._note)
         elif not self._has_failed:
             self._has_failed = True
             log.warning("--record-texts: the disk is too slow; some texts are not recorded")

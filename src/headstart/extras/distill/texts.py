@@ -11,9 +11,10 @@ import shutil
 import sqlite3
 import time
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -103,53 +104,38 @@ def opened(folder: Path) -> Iterator[sqlite3.Connection]:
         raise ConfigError(f"{folder / FILE} cannot be used: {error}; name another folder") from None
 
 
-class TextFile:
-    """The texts of one folder, within bounds; several processes may write to it."""
+def keep(
+    folder: Path, texts: Iterable[RecordedText], max_bytes: float = inf, max_seconds: float = inf
+) -> None:
+    """Add texts to those of a folder, and make room; several processes may write to it.
 
-    def __init__(self, folder: Path, max_bytes: int, max_seconds: float) -> None:
-        """Delete what is too old.
+    Raises:
+        ConfigError: they cannot be written.
+    """
+    with opened(folder) as database:
+        rows = (text.row() for text in texts)
+        database.executemany("INSERT INTO texts VALUES (?, ?, ?, ?, ?, ?)", rows)
+        make_room(database, max_bytes, max_seconds)
 
-        Raises:
-            ConfigError: the folder cannot be written.
-        """
-        self._folder, self._max_bytes, self._max_seconds = folder, max_bytes, max_seconds
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"--record-texts {folder} cannot be written: {error.strerror}; name another folder"
-            ) from None
-        with opened(folder) as database:
-            self._expire(database, time.time())
 
-    def write(self, text: RecordedText) -> None:
-        """Add a text.
-
-        Raises:
-            ConfigError: it cannot be written.
-        """
-        with opened(self._folder) as database:
-            database.execute("INSERT INTO texts VALUES (?, ?, ?, ?, ?, ?)", text.row())
-            self._expire(database, text.recorded)
-
-    def _expire(self, database: sqlite3.Connection, now: float) -> None:
-        """Delete texts that are too old; and where all take too much, the oldest of the tenant that
-        has most, until a sixteenth is free.
-        """
-        database.execute("DELETE FROM texts WHERE recorded < ?", (now - self._max_seconds,))
-        if _num_bytes(database) <= self._max_bytes:
-            return
-        size = "length(prompt) + length(answer)"
-        held = dict(database.execute(f"SELECT tenant, sum({size}) FROM texts GROUP BY tenant"))
-        while held and _num_bytes(database) > self._max_bytes * 15 // 16:
-            most = max(held, key=held.__getitem__)
-            oldest = "FROM texts WHERE tenant = ? ORDER BY recorded LIMIT 1"
-            found = database.execute(f"SELECT rowid, {size} {oldest}", (most,)).fetchone()
-            if found is None:
-                del held[most]
-                continue
-            database.execute("DELETE FROM texts WHERE rowid = ?", found[:1])
-            held[most] -= found[1]
+def make_room(database: sqlite3.Connection, max_bytes: float, max_seconds: float) -> None:
+    """Delete texts that are too old; and where all take too much, the oldest of the tenant that
+    has most, until a sixteenth is free.
+    """
+    database.execute("DELETE FROM texts WHERE recorded < ?", (time.time() - max_seconds,))
+    if _num_bytes(database) <= max_bytes:
+        return
+    size = "length(prompt) + length(answer)"
+    held = dict(database.execute(f"SELECT tenant, sum({size}) FROM texts GROUP BY tenant"))
+    while held and _num_bytes(database) > max_bytes * 15 // 16:
+        most = max(held, key=held.__getitem__)
+        oldest = "FROM texts WHERE tenant = ? ORDER BY recorded LIMIT 1"
+        found = database.execute(f"SELECT rowid, {size} {oldest}", (most,)).fetchone()
+        if found is None:
+            del held[most]
+            continue
+        database.execute("DELETE FROM texts WHERE rowid = ?", found[:1])
+        held[most] -= found[1]
 
 
 def _num_bytes(database: sqlite3.Connection) -> int:

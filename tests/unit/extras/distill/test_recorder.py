@@ -8,6 +8,7 @@ import sys
 import time
 from array import array
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -23,7 +24,8 @@ from headstart.extras.distill.recorder import TextRecorder
 from headstart.extras.distill.texts import (
     FILE,
     RecordedText,
-    TextFile,
+    keep,
+    make_room,
     note_drafter,
     num_looping,
     opened,
@@ -133,21 +135,20 @@ def text(recorded: float, prompt: list[int], answer: list[int], tenant: str = ""
 
 def test_the_oldest_texts_make_room_and_old_ones_are_deleted(tmp_path: Path) -> None:
     now = time.time()
-    kept = TextFile(tmp_path, LIMIT, 1e9)
     for number in range(40):
-        kept.write(text(now + 1000 * (number - 40), [number], LONG))
+        keep(tmp_path, [text(now + 1000 * (number - 40), [number], LONG)], LIMIT)
     assert LIMIT / 2 < (tmp_path / FILE).stat().st_size <= LIMIT + 20_000
     first = read_texts(tmp_path, MODEL)
     assert first[-1].prompt == [39]
     assert first[0].prompt != [0]
-    TextFile(tmp_path, LIMIT, now - first[0].recorded - 500)
+    keep(tmp_path, [], LIMIT, now - first[0].recorded - 500)
     assert [one.prompt for one in read_texts(tmp_path, MODEL)] == [one.prompt for one in first[1:]]
 
 
 def test_a_purge_leaves_nothing_of_a_tenant_and_names_what_learned_from_it(tmp_path, capsys):
-    writer = TextFile(tmp_path, 10**9, 1e9)
     for number in range(9):
-        writer.write(text(100.0 + number, [number], [1, 2, number], KEY if number % 3 else ""))
+        tenant = KEY if number % 3 else ""
+        keep(tmp_path, [text(100.0 + number, [number], [1, 2, number], tenant)])
     own = [one for one in read_texts(tmp_path, MODEL) if one.tenant == KEY]
     names, base, others = ("own", "public", "cut"), tmp_path / "base.gguf", [text(1.0, [1], [1])]
     own_path, public, cut = (tmp_path / f"{name}.gguf" for name in names)
@@ -172,9 +173,8 @@ def test_a_purge_leaves_nothing_of_a_tenant_and_names_what_learned_from_it(tmp_p
 
 
 def test_what_was_purged_is_nowhere_in_the_file_and_new_texts_are_recorded(tmp_path: Path) -> None:
-    writer = TextFile(tmp_path, 10**9, 1e9)
     secret = [7_654_321, 1_234_567]
-    writer.write(text(100.0, [1], secret))
+    keep(tmp_path, [text(100.0, [1], secret)])
     assert array("i", secret).tobytes() in (tmp_path / FILE).read_bytes()
     folder = training_folder(tmp_path)
     (folder / "best.pt").write_bytes(b"what came in these texts")
@@ -182,31 +182,26 @@ def test_what_was_purged_is_nowhere_in_the_file_and_new_texts_are_recorded(tmp_p
     purge(tmp_path, None, 1e12)
     assert not folder.exists()
     assert array("i", secret).tobytes() not in (tmp_path / FILE).read_bytes()
-    writer.write(text(101.0, [4], [5, 6]))
+    keep(tmp_path, [text(101.0, [4], [5, 6])])
     assert [one.prompt for one in read_texts(tmp_path, MODEL)] == [[4]]
 
 
 def test_deleted_texts_give_their_room_on_the_disk_back(tmp_path: Path) -> None:
-    TextFile(tmp_path, 10**9, 1e9)
+    keep(tmp_path, [])
     empty = (tmp_path / FILE).stat().st_size
-    writer = TextFile(tmp_path, 10**9, 1e9)
-    for number in range(20):
-        writer.write(text(100.0 + number, [number], LONG))
+    keep(tmp_path, [text(100.0 + number, [number], LONG) for number in range(20)])
     purge(tmp_path, None, 1e12)
     assert (tmp_path / FILE).stat().st_size <= empty + 8192
 
 
 def test_a_text_with_parameters_of_another_version_is_left_out(tmp_path: Path) -> None:
-    writer = TextFile(tmp_path, 10**9, 1e9)
-    for number in range(3):
-        writer.write(text(100.0 + number, [number], [1, 2]))
+    keep(tmp_path, [text(100.0 + number, [number], [1, 2]) for number in range(3)])
     with opened(tmp_path) as database:
         database.execute("UPDATE texts SET sampling = '{\"gone\": 1}' WHERE recorded = 101")
     assert [one.prompt for one in read_texts(tmp_path, MODEL)] == [[0], [2]]
 
 
 def test_to_make_room_no_texts_of_other_tenants_are_read(tmp_path: Path) -> None:
-    writer = TextFile(tmp_path, 10**9, 1e9)
     with opened(tmp_path) as database:
         short, long = b"0" * 4, b"0" * 400
         older = [(float(i), MODEL, "quiet", short, short, "{}") for i in range(2000)]
@@ -215,14 +210,12 @@ def test_to_make_room_no_texts_of_other_tenants_are_read(tmp_path: Path) -> None
     steps: list[None] = []  # of a thousand instructions of SQLite
     with opened(tmp_path) as database:
         database.set_progress_handler(lambda: steps.append(None), 1000)
-        writer._max_bytes = (tmp_path / FILE).stat().st_size - 1
-        writer._expire(database, 1e6)
+        make_room(database, (tmp_path / FILE).stat().st_size - 1, inf)
     assert count(tmp_path) < 2200
     assert len(steps) < 100
 
 
 def test_conversations_duplicates_and_loops_are_found(tmp_path: Path) -> None:
-    writer = TextFile(tmp_path, 10**9, 1e9)
     free = [int(n * n * 7919 % 4001) for n in range(100)]
     rows = [
         ([1, 2], free),
@@ -234,7 +227,7 @@ def test_conversations_duplicates_and_loops_are_found(tmp_path: Path) -> None:
         ([7], [1]),  # one token, for which there is no draft
     ]
     for number, (prompt, answer) in enumerate(rows):
-        writer.write(text(100.0 + number, prompt, answer, KEY if number == 5 else ""))
+        keep(tmp_path, [text(100.0 + number, prompt, answer, KEY if number == 5 else "")])
     found = read_texts(tmp_path, MODEL)
     assert [one.conversation for one in found] == [0, 0, 2, 3]
     earlier, later = split(found)
@@ -269,10 +262,9 @@ def test_a_server_that_does_not_record_never_imports_it() -> None:
 
 
 def test_a_tenant_that_records_much_has_its_own_texts_deleted_first(tmp_path: Path) -> None:
-    kept = TextFile(tmp_path, LIMIT, 1e9)
-    kept.write(text(1.7e9, [7], LONG, "quiet"))
+    keep(tmp_path, [text(1.7e9, [7], LONG, "quiet")])
     for number in range(40):
-        kept.write(text(1.7e9 + number, [number], LONG, "loud"))
+        keep(tmp_path, [text(1.7e9 + number, [number], LONG, "loud")], LIMIT)
     assert (tmp_path / FILE).stat().st_size <= LIMIT + 20_000
     tenants = [one.tenant for one in read_texts(tmp_path, MODEL)]
     assert tenants.count("quiet") == 1
