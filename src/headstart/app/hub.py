@@ -282,9 +282,14 @@ class Repository:
         # a line every ten seconds
         in_log: Any = partial(tqdm, file=_Log(), mininterval=10.0, ascii=True, ncols=80)
         bar = None if sys.stderr.isatty() else in_log
-        to = {"cache_dir": hub.cache, "token": hub.token, "endpoint": hub.endpoint}
         with hub.explained(self.name):
-            found = [hf_hub_download(self.name, path, tqdm_class=bar, **to) for path in files]
+            found = [
+                hf_hub_download(
+                    self.name, path, cache_dir=hub.cache, token=hub.token, endpoint=hub.endpoint,
+                    tqdm_class=bar,
+                )
+                for path in files
+            ]  # fmt: skip
         return Path(found[0])
 
 

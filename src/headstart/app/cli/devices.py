@@ -82,7 +82,7 @@ def tables(devices: Sequence[Device], fitted: Fitted | None = None) -> str:
     if fitted is None:
         return found
     uses = [
-        (name, *map(_mib, (use.weights, use.cache, use.compute, use.total)))
+        (name, *(f"{n / 2**20:.0f} MiB" for n in (use.weights, use.cache, use.compute, use.total)))
         for name, use in fitted.by_device().items()
     ]
     needed = _table(("needed of", "weights", "cache", "computing", "sum"), *uses, num_left=1)
@@ -99,10 +99,6 @@ def _table(*rows: tuple[str, ...], num_left: int) -> str:
         right = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
         lines.append("  ".join([*left[:num_left], *right[num_left:]]).rstrip())
     return "\n".join(lines)
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.0f} MiB"
 
 
 def _gib(num_bytes: int) -> str:

@@ -64,6 +64,8 @@ def run(resolved: Resolved) -> int:
     """Generate once and print the summary; return the exit code."""
     options, config = resolved.own(GenerateOptions), resolved.config()
     prompt = _read_prompt(options)
+    from rich.console import Console
+
     from headstart.app.assemble import build_scheduler, check, find_models, load_served_model
 
     if resolved.origins["log_level"] != "default":
@@ -80,7 +82,8 @@ def run(resolved: Resolved) -> int:
     scheduler.drafting.save()
     try:
         speculators = info.speculation.get("types", ())
-        console = _console(options.color)
+        no_color = None if options.color is None else not options.color
+        console = Console(highlight=False, force_terminal=options.color, no_color=no_color)
         if prompt is PROMPT:
             print(f"An example, as there is no --prompt TEXT or --file FILE:\n\n{PROMPT}\n")
         finish = show(_answer(scheduler, request), served.vocab.token_bytes, console, speculators)
@@ -237,13 +240,6 @@ def _wrap(served: ServedModel, prompt: str) -> tuple[str, tuple[str, ...]]:
     if served.vocab.add_bos and template.bos_token:
         text = text.removeprefix(template.bos_token)  # tokenizing adds it
     return text, template.stop
-
-
-def _console(color: bool | None) -> Console:
-    from rich.console import Console
-
-    no_color = None if color is None else not color
-    return Console(highlight=False, force_terminal=color, no_color=no_color)
 
 
 COMMAND = Command(

@@ -42,7 +42,7 @@ class Flag:
 
     names: tuple[str, ...]
     negatives: tuple[str, ...]  # spellings that switch it off
-    placeholders: tuple[str, ...]  # of its values; none: a switch
+    num_values: int  # 0: a switch
     environment: str
     verdicts: tuple[Verdict, ...] = ()  # none: a setting works the same
 
@@ -63,10 +63,6 @@ class Flag:
         accepted = ", ".join(v for one in self.verdicts for v in one.values)
         return (by_value + rest or [Verdict("refused", (), f"it can only be {accepted}")])[0]
 
-    @property
-    def num_values(self) -> int:
-        return len(self.placeholders)
-
     def apply(self, value: str, origin: str) -> dict[str, str]:
         """The settings that a value maps to, "on" or "off" for a switch; none if it is accepted
         without effect.
@@ -76,7 +72,7 @@ class Flag:
         """
         if not self.verdicts:
             return {}  # a setting of another command
-        if not self.placeholders:
+        if not self.num_values:
             value = ON if read_switch(value, origin) else OFF
             if value == OFF and not self.negatives:
                 return {}
@@ -114,7 +110,7 @@ def _read(lines: Sequence[str]) -> Iterator[Flag]:
         yield Flag(
             tuple(positive.split(", ")),
             tuple(filter(None, negative.split(", "))),
-            tuple(p for word in rest if not word.startswith("$") for p in word.split()),
+            sum(len(word.split()) for word in rest if not word.startswith("$")),
             next((word[1:] for word in rest if word.startswith("$")), ""),
             verdicts,
         )

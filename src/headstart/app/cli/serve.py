@@ -18,8 +18,11 @@ from headstart.types.errors import HeadstartError
 def run(resolved: Resolved, *, has_demo: bool = True) -> int:
     """Serve until stopped; return the exit code."""
     config = resolved.config()
-    if is_router(resolved, has_demo=has_demo):
-        return _route(resolved)
+    if is_router(resolved, has_demo=has_demo):  # none is loaded in this process
+        from headstart.gateway.router.serve import serve
+
+        store = Hub.from_config(config.model, os.environ, drafters_wanted(config))
+        return serve(config, lambda: read_models(resolved), store, resolved.in_force())
 
     from headstart.app import assemble
 
@@ -29,15 +32,6 @@ def run(resolved: Resolved, *, has_demo: bool = True) -> int:
     except HeadstartError as error:
         parent.tell("failed", message=str(error))
         raise
-
-
-def _route(resolved: Resolved) -> int:
-    """Serve several models; none is loaded in this process."""
-    from headstart.gateway.router.serve import serve
-
-    config = resolved.config()
-    store = Hub.from_config(config.model, os.environ, drafters_wanted(config))
-    return serve(config, lambda: read_models(resolved), store, resolved.in_force())
 
 
 COMMAND = Command(
