@@ -277,9 +277,7 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
     return served
 
 
-def serve(
-    config: Config, settings: Sequence[Mapping[str, Any]] = (), parent: Parent | None = None
-) -> int:
+def serve(config: Config, settings: Sequence[Mapping[str, Any]], parent: Parent) -> int:
     """Serve until stopped, with the engine in a separate process. Returns the exit code.
 
     Args:
@@ -299,7 +297,6 @@ def serve(
     return_large_blocks()
     config = with_prompts(config)
     prepare = partial(prepare_engine_process, config)
-    parent = parent or Parent()
     parent.follow()
     is_fetched = bool(config.model.hf_repo or config.model.draft_hf_repo)
     if is_fetched:  # nothing is downloaded for settings that cannot work

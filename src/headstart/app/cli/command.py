@@ -20,7 +20,7 @@ from headstart.app.cli.arguments import (
     from_file,
 )
 from headstart.app.cli.resolve import Given, Resolved, resolve
-from headstart.app.cli.settings import Setting, all_settings, settings_of
+from headstart.app.cli.settings import Setting, all_settings, settings_of, text_of
 from headstart.types.errors import ConfigError
 
 # settings that people use, for the short help page
@@ -39,12 +39,11 @@ class Command:
     """A command of `headstart`: what can be set for it, and what it does."""
 
     name: str
-    about: str  # how its help page begins
+    about: str  # how its help page begins; indented paragraphs are examples
     run: Callable[[Resolved], int]  # returns the exit code
     options: type | None = None  # dataclass with the command's own settings
     takes: Collection[str] | None = ()  # parts of `Config`, or settings by name; None: all
     usage: str = ""  # the words that it takes, for the help page; empty: none
-    examples: str = ""  # for the help page
 
     def settings(self) -> list[Setting]:
         """All settings of the command, its own options first."""
@@ -112,10 +111,10 @@ class Command:
         return replace(resolved, words=tuple(arguments.words))
 
     def _help(self, settings: Sequence[Setting], num_hidden: int) -> str:
-        """The text of `--help`, as wide as the terminal; indented paragraphs stay as they are."""
+        """The text of `--help`, as wide as the terminal; examples stay as they are."""
         width = _width()
         lines = [f"Usage: headstart {self.name} {self.usage or '[flags]'}"]
-        for paragraph in "\n\n".join(filter(None, (self.about, self.examples))).split("\n\n"):
+        for paragraph in self.about.split("\n\n"):
             is_example = paragraph.startswith(" ")
             lines += ["", *(paragraph.split("\n") if is_example else _wrapped(paragraph, width))]
         if num_hidden:
@@ -189,12 +188,7 @@ def _explanation(setting: Setting) -> str:
     help = setting.option.help
     if setting.default in (None, "") or "default" in help.lower():
         return help + also
-    shown = (
-        ("on" if setting.default else "off")
-        if isinstance(setting.default, bool)
-        else setting.default
-    )
-    return f"{help} [{shown}]{also}"
+    return f"{help} [{text_of(setting.default)}]{also}"
 
 
 def _entry(left: str, right: str, width: int) -> list[str]:

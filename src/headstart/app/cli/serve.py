@@ -39,13 +39,11 @@ COMMAND = Command(
     about=(
         "Serve a GGUF model over HTTP, with the APIs of llama-server and OpenAI, and draft where "
         "it pays. Without --model it serves the small embedded demo model, or with --models-dir, "
-        "--models-preset or --models-max several models, each in processes of its own."
-    ),
-    takes=None,
-    examples=(
+        "--models-preset or --models-max several models, each in processes of its own.\n\n"
         "  headstart serve -m model.gguf -md draft.gguf\n"
         "  headstart serve -hf Qwen/Qwen3-8B-GGUF:Q4_K_M -c 16384"
     ),
+    takes=None,
     run=run,
 )
 AS_LLAMA_SERVER = replace(COMMAND, run=partial(run, has_demo=False))

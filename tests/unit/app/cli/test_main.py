@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from headstart.app.cli import main as cli_main
 from headstart.app.cli.main import COMMANDS, find_command, main
-from headstart.config import Config
 from headstart.types.errors import ConfigError, EngineError, ModelError, RequestError
 
 
@@ -34,18 +34,10 @@ def test_help_lists_every_command(argv: list[str], capsys: pytest.CaptureFixture
 
 
 def test_a_model_file_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[list[str]] = []
-
-    def find(name: str):
-        def command(argv: list[str]) -> int:
-            given.append([name, *argv])
-            return 0
-
-        return command
-
-    monkeypatch.setattr(cli_main, "find_command", find)
+    command = Mock(return_value=0)
+    monkeypatch.setattr(cli_main, "find_command", {"serve": command}.__getitem__)
     assert main(["models/x.GGUF", "-c", "4096"]) == 0
-    assert given == [["serve", "--model", "models/x.GGUF", "-c", "4096"]]
+    command.assert_called_once_with(["--model", "models/x.GGUF", "-c", "4096"])
 
 
 @pytest.mark.parametrize("package", ["numpy", "orjson"])
@@ -150,36 +142,24 @@ def test_a_mistake_is_one_line_and_exit_code_1(argv: list[str], message: str, ca
     ],
 )
 def test_errors_become_exit_codes(assemble: ModuleType, error, code, capsys) -> None:
-    def serve(config: Config, settings: object, parent: object) -> int:
-        raise error
-
-    vars(assemble).update(serve=serve)
+    vars(assemble).update(serve=Mock(side_effect=error))
     assert main(["serve"]) == code
     assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_wait_that_fails_within_the_program_shows_where(assemble: ModuleType) -> None:
     """It is an OSError without a file or a text, so its line would be empty."""
-
-    def serve(config: Config, settings: object, parent: object) -> int:
-        raise TimeoutError
-
-    vars(assemble).update(serve=serve)
+    vars(assemble).update(serve=Mock(side_effect=TimeoutError))
     with pytest.raises(TimeoutError):
         main(["serve"])
 
 
 @pytest.mark.parametrize("argv", [["serve", "--port", "81"], ["--port", "81"]])
 def test_serve_which_may_be_left_out_is_handed_the_config_and_its_code_returned(assemble, argv):
-    seen: list[Config] = []
-
-    def serve(config: Config, settings: object, parent: object) -> int:
-        seen.append(config)
-        return 7
-
+    serve = Mock(return_value=7)
     vars(assemble).update(serve=serve)
     assert main(argv) == 7
-    assert seen[0].server.port == 81
+    assert serve.call_args.args[0].server.port == 81
 
 
 @pytest.mark.parametrize(
