@@ -22,8 +22,10 @@ from headstart.server.errors import error_body, log_failure, shaped
 from headstart.server.event_stream import EventStream, num_alternatives
 from headstart.server.kept_streams import KeptStreams
 from headstart.server.prompts import Prompt
-from headstart.server.schemas import GenerationBody
+from headstart.server.schemas import ChatBody, GenerationBody
 from headstart.server.service import service_of
+from headstart.server.threads import unless_left
+from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call, make_requests
 from headstart.structures.tenants import caller_of
 from headstart.types.errors import NotSupportedError
@@ -55,15 +57,18 @@ def new_call(http: HttpRequest, prefix: str) -> Call:
 def make_choices(body: GenerationBody, prompts: list[Prompt], call: Call) -> list[Choice]:
     """Choices in the API's order: all of the first prompt, then all of the next."""
     requests = make_requests(body, prompts, call)
-    per_prompt = len(requests) // len(prompts)
-    return [Choice(i, request, prompts[i // per_prompt]) for i, request in enumerate(requests)]
+    each = len(requests) // len(prompts)
+    choices = [Choice(i, request, prompts[i // each]) for i, request in enumerate(requests)]
+    if (chat := prompts[0].chat) and isinstance(body, ChatBody):
+        prepare_reading(body, call.model, chat, choices)
+    return choices
 
 
 async def answer(
     http: HttpRequest,
     call: Call,
     body: GenerationBody,
-    read: Callable[[], list[Choice]],
+    read: Callable[[], list[Prompt]],
     dialect: Callable[..., Dialect],
 ) -> Response:
     """Run a call, in the form of `dialect`; `read` renders and tokenizes, off the event loop.
@@ -74,12 +79,11 @@ async def answer(
     """
 
     def prepare() -> Dialect:
-        return dialect(call, body, read())
+        return dialect(call, body, make_choices(body, read(), call))
 
     if body.stream and (conversation := http.headers.get(HEADER)):
         return await _kept(http, prepare, conversation)
-    threads = service_of(http).prompt_threads
-    writer = await threads.run_for(http.scope, http.receive, prepare)
+    writer = await service_of(http).prompt_threads.run_for(http, prepare)
     if not body.stream:
         return await _answer_whole(http, writer)
     return _StreamedAnswer(writer, *await _begin_stream(http, writer, http.receive))
@@ -94,7 +98,8 @@ async def _kept(http: HttpRequest, prepare: Callable[[], Dialect], conversation:
     service, tenant = service_of(http), caller_of(http.scope).tenant
     streams: KeptStreams = http.app.state.streams
     with streams.beginning(tenant, conversation) as kept:
-        dialect = await service.prompt_threads.run_for(http.scope, kept.receive, prepare)
+        work = service.prompt_threads.run(prepare, tenant)
+        dialect = await unless_left(kept.receive, work)
         if streams.find(tenant, conversation) is not kept:  # stopped when it was just prepared
             raise ClientDisconnect
         _, chunks = await _begin_stream(http, dialect, kept.receive)

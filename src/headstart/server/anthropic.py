@@ -14,7 +14,7 @@ from starlette.responses import Response
 from headstart.server import sse
 from headstart.server.body import Body, Int, Many, make_body, read_body
 from headstart.server.chat import answer_chat, count_chat_tokens
-from headstart.server.dialect import Choice, Chunk, Dialect, Piece, call_arguments
+from headstart.server.dialect import Choice, Chunk, Dialect, Piece, call_arguments, tool_call
 from headstart.server.errors import not_supported, shorten, wrong_value
 from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody, shared_fields, switch_thinking
@@ -23,8 +23,6 @@ from headstart.text.toolcalls.events import AnswerEvent, CallArguments, Content,
 from headstart.types.errors import RequestError
 
 routes = Routes()
-# templates read the properties
-ANY_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": True}
 
 
 class MessagesBody(Body):
@@ -128,7 +126,9 @@ def _blocks(role: Any, blocks: list[Any], where: str) -> Iterable[dict[str, Any]
             case "redacted_thinking":
                 continue
             case "tool_use":
-                calls.append(_call(block))
+                arguments = orjson.dumps(block.get("input") or {}).decode()
+                call_id, name = (str(block.get(field, "")) for field in ("id", "name"))
+                calls.append(tool_call(call_id, name, arguments))
             case "tool_result":
                 results.append(_result(block, where))
             case "image":
@@ -147,15 +147,6 @@ def _blocks(role: Any, blocks: list[Any], where: str) -> Iterable[dict[str, Any]
             | ({"tool_calls": calls} if calls else {})
             | ({"reasoning_content": thoughts} if thoughts else {})
         )
-
-
-def _call(block: dict[str, Any]) -> dict[str, Any]:
-    arguments = orjson.dumps(block.get("input") or {}).decode()
-    return {
-        "id": str(block.get("id", "")),
-        "type": "function",
-        "function": {"name": str(block.get("name", "")), "arguments": arguments},
-    }
 
 
 def _result(block: dict[str, Any], where: str) -> dict[str, Any]:
@@ -204,10 +195,12 @@ def _tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:
     """A tool as a function; those of the API have a name alone, and take any arguments."""
     if not isinstance(tool.get("name"), str):
         raise wrong_value(f"tools.{index}.name", tool.get("name"), "a text")
+    # templates read the properties
+    any_arguments = {"type": "object", "properties": {}, "additionalProperties": True}
     function = {
         "name": tool["name"],
         "description": tool.get("description") or "",
-        "parameters": tool.get("input_schema") or ANY_ARGUMENTS,
+        "parameters": tool.get("input_schema") or any_arguments,
     }
     return {"type": "function", "function": function}
 

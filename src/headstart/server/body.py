@@ -70,34 +70,13 @@ class Body(BaseModel):
 
 MAX_PROMPTS = 256  # answers per call
 MAX_INPUTS = 2048  # texts to embed or rank per call, as in OpenAI's API
-MAX_NAMES = 64  # of speculators, of fields of the answer
-MAX_TOLD = 1 << 24  # characters of prompts and constraints repeated in several answers
-
-# Of the whole body: parsing blocks all threads, and small JSON can become large objects.
-MAX_FIELDS = 256
-MAX_ENTRIES = 32_768  # of a list whose entries are objects or texts
-ANY_LENGTH = frozenset(
-    {"prompt", "tokens", "content", "input", "logit_bias", "input_prefix", "input_suffix"}
-)
+MAX_FIELDS = 256  # of a body: small JSON can become large objects
 
 HEADER = "x-conversation-id"  # of streamed requests that continue without their client
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 Many = Annotated[list[T], FailFast()]  # describing 30,000 wrong entries takes 0.1 s
 _parsing, _building = threading.Lock(), threading.Lock()
-MAX_DEPTH = 250
-# pydantic's names of types -> JSON's
-JSON_WORDS = {
-    "a valid dictionary": "an object",
-    "a valid list": "a list",
-    "a valid string": "a text",
-    "a valid boolean": "true or false",
-    "a valid integer": "a whole number",
-    "a valid number": "a number",
-    "greater than or equal to": "at least",
-    "less than or equal to": "at most",
-    " after validation": "",
-}
 
 
 async def read_body(request: HttpRequest, schema: type[B]) -> B:
@@ -139,13 +118,11 @@ def _parse_long(parse: Callable[[], T]) -> T:
     have, would take ten times as long.
     """
     with _parsing:
-        was_enabled = gc.isenabled()
         gc.disable()
         try:
             return parse()
         finally:
-            if was_enabled:
-                gc.enable()
+            gc.enable()
 
 
 def parse_body(body: bytes, schema: type[B], content_type: str = "") -> B:
@@ -165,17 +142,26 @@ def read_object(body: bytes, content_type: str = "") -> dict[str, Any]:
     data = read_json(body)
     if not isinstance(data, dict):
         raise RequestError(f"the body must be a JSON object, not {shorten(data)}")
-    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+    if body.count(b"[") + body.count(b"{") > 250:
         try:
             orjson.dumps(data)  # has this nesting limit, like templates and schemas
         except TypeError as error:
             raise RequestError(
-                f"the body is nested deeper than {MAX_DEPTH} levels; send a flatter one"
+                "the body is nested deeper than 250 levels; send a flatter one"
             ) from error
     check_length("the body", data, MAX_FIELDS, "fields")
+    any_length = (
+        "prompt",
+        "tokens",
+        "content",
+        "input",
+        "logit_bias",
+        "input_prefix",
+        "input_suffix",
+    )
     for field, value in data.items():
-        if field not in ANY_LENGTH and isinstance(value, list):
-            check_length(field, value, MAX_ENTRIES)
+        if field not in any_length and isinstance(value, list):
+            check_length(field, value, 32_768)  # entries that are objects or texts
     return data
 
 
@@ -237,7 +223,17 @@ def _explain(error: ValidationError, schema: type[BaseModel]) -> str:
     if problem["type"] == "model_type":
         return f"{field} is {shorten(problem['input'])} but must be an object"
     wanted = re.sub("^(Input|List|String) should ", "", problem["msg"])
-    for words, shorter in JSON_WORDS.items():
+    for words, shorter in (  # pydantic's, and JSON's
+        ("a valid dictionary", "an object"),
+        ("a valid list", "a list"),
+        ("a valid string", "a text"),
+        ("a valid boolean", "true or false"),
+        ("a valid integer", "a whole number"),
+        ("a valid number", "a number"),
+        ("greater than or equal to", "at least"),
+        ("less than or equal to", "at most"),
+        (" after validation", ""),
+    ):
         wanted = wanted.replace(words, shorter)
     return f"{field} is {shorten(problem['input'])} but must {wanted}"
 

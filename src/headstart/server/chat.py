@@ -15,18 +15,16 @@ from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.server.answer import answer, make_choices, new_call
+from headstart.server.answer import answer, new_call
 from headstart.server.body import Body, off_loop, read_body
-from headstart.server.conversation import render_chat
-from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece
+from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece, tool_call
 from headstart.server.errors import wrong_value
 from headstart.server.event_stream import single_event
 from headstart.server.media import Media, Source, read_media, take_media
-from headstart.server.prompts import read_chat
+from headstart.server.prompts import Prompt, read_chat
 from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody, TemplateBody
 from headstart.server.service import service_of
-from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call
 from headstart.structures.tenants import caller_of
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, Content, Thoughts, ToolCall
@@ -97,12 +95,8 @@ async def answer_chat(
     call = new_call(http, prefix)
     body, media = await _with_media(http, make)
 
-    def read() -> list[Choice]:
-        chat = render_chat(body, call.model)
-        prompt = read_chat(chat, call.model, call.info.context_size, media)
-        choices = make_choices(body, [prompt], call)
-        prepare_reading(body, call.model, chat, choices)
-        return choices
+    def read() -> list[Prompt]:
+        return [read_chat(body, call.model, call.info.context_size, media)]
 
     return await answer(http, call, body, read, dialect)
 
@@ -114,9 +108,9 @@ async def count_chat_tokens(http: HttpRequest, make: Callable[[], TemplateBody])
 
     def count() -> int:
         model, size = service.served, service.info.context_size
-        return len(read_chat(render_chat(body, model), model, size, media).tokens)
+        return len(read_chat(body, model, size, media).tokens)
 
-    return await service.text_threads.run_for(http.scope, http.receive, count)
+    return await service.text_threads.run_for(http, count)
 
 
 async def _with_media(http: HttpRequest, make: Callable[[], B]) -> tuple[B, Media]:
@@ -182,12 +176,7 @@ def chat_message(choice: Choice, echo: str) -> dict[str, Any]:
     if found.calls:
         message["content"] = message["content"] or None
         message["tool_calls"] = [
-            {
-                "id": one.call_id,
-                "type": "function",
-                "function": {"name": one.name, "arguments": one.arguments},
-            }
-            for one in found.calls
+            tool_call(one.call_id, one.name, one.arguments) for one in found.calls
         ]
     return message
 
@@ -202,12 +191,7 @@ def _delta(events: Sequence[AnswerEvent]) -> Chunk:
             case Thoughts(text):
                 delta["reasoning_content"] = delta.get("reasoning_content", "") + text
             case ToolCall(index, name, call_id):
-                calls[index] = {
-                    "index": index,
-                    "id": call_id,
-                    "type": "function",
-                    "function": {"name": name, "arguments": ""},
-                }
+                calls[index] = {"index": index, **tool_call(call_id, name, "")}
             case CallArguments(index, text):
                 call = calls.setdefault(index, {"index": index, "function": {"arguments": ""}})
                 call["function"]["arguments"] += text

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.server.answer import answer, make_choices, new_call
+from headstart.server.answer import answer, new_call
 from headstart.server.answer_numbers import legacy_logprobs, native_answer, token_probabilities
 from headstart.server.body import read_body
 from headstart.server.dialect import Choice, Chunk, OpenAIDialect, Piece, SingleDialect
@@ -36,7 +36,7 @@ async def completions(http: HttpRequest) -> Response:
     call = new_call(http, "cmpl-")
     media = await read_prompt_media(http, body.prompt)
 
-    def read() -> list[Choice]:
+    def read() -> list[Prompt]:
         if media and (body.echo or body.suffix):
             raise not_supported(
                 "images and sounds with echo or a suffix are not supported; leave out one"
@@ -49,7 +49,7 @@ async def completions(http: HttpRequest) -> Response:
         prompts = read_prompts(body.prompt, vocab, info.context_size, media)
         if body.suffix:
             prompts = [fill_in((prompt.text, body.suffix), vocab, info) for prompt in prompts]
-        return make_choices(body, prompts, call)
+        return prompts
 
     return await answer(http, call, body, read, CompletionDialect)
 
@@ -66,9 +66,8 @@ async def completion(http: HttpRequest) -> Response:
     call = new_call(http, "cmpl-")
     media = await read_prompt_media(http, body.prompt)
 
-    def read() -> list[Choice]:
-        prompts = read_prompts(body.prompt, call.model.vocab, call.info.context_size, media)
-        return make_choices(body, prompts, call)
+    def read() -> list[Prompt]:
+        return read_prompts(body.prompt, call.model.vocab, call.info.context_size, media)
 
     return await answer(http, call, body, read, NativeDialect)
 
@@ -79,11 +78,9 @@ async def infill(http: HttpRequest) -> Response:
     body = await read_body(http, InfillBody)
     call = new_call(http, "infill-")
 
-    def read() -> list[Choice]:
-        vocab = call.model.vocab
-        tokens = infill_prompt(body, vocab, call.info)
-        prompt = Prompt(tokens, tokens_text(tokens, vocab), echo="")
-        return make_choices(body, [prompt], call)
+    def read() -> list[Prompt]:
+        tokens = infill_prompt(body, call.model.vocab, call.info)
+        return [Prompt(tokens, tokens_text(tokens, call.model.vocab), echo="")]
 
     return await answer(http, call, body, read, NativeDialect)
 

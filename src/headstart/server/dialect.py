@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import orjson
 
+from headstart.server import sse
 from headstart.server.answer_numbers import (
     Emission,
     counterfactual,
@@ -177,7 +178,7 @@ class Dialect(ABC):
 
     def encode(self, chunk: Chunk) -> bytes:
         """A chunk as it is sent: a server-sent event."""
-        return b"data: " + orjson.dumps(chunk) + b"\n\n"
+        return sse.event(chunk)
 
     def encode_error(self, body: Chunk) -> bytes:
         """An error that ends a stream, as it is sent."""
@@ -320,6 +321,12 @@ class OpenAIDialect(SingleDialect):
             verbose = native_answer(self.call, self.body, first, first.text, first.tokens)
             numbers["__verbose"] = verbose
         return numbers
+
+
+def tool_call(call_id: str, name: str, arguments: str) -> Chunk:
+    """A call in OpenAI's form."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
 
 
 def call_arguments(text: str) -> Any:

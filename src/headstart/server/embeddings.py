@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -23,13 +23,7 @@ from starlette.responses import Response
 from headstart.server.body import MAX_INPUTS, Body, Int, check_length, is_id, off_loop, read_body
 from headstart.server.errors import not_supported, shorten, wrong_value
 from headstart.server.event_stream import single_event
-from headstart.server.media import (
-    Media,
-    Source,
-    prompt_media,
-    read_media,
-    take_parts,
-)
+from headstart.server.media import Media, Source, prompt_media, read_media, take_parts
 from headstart.server.prompts import MAX_TOKENS, read_prompt
 from headstart.server.routing import Routes, json_response
 from headstart.server.service import ServedModel, Service, service_of
@@ -109,7 +103,7 @@ async def _embed(http: HttpRequest, *, is_openai: bool) -> Response:
     given, sources = await off_loop(http, lambda: take_inputs(asked))
     media = await read_media(http, sources)
     vocab = service.served.vocab
-    event = await embed(http, service, lambda: read_inputs(given, vocab, info, media), media=media)
+    event = await embed(http, lambda: read_inputs(given, vocab, info, media), media=media)
 
     def response() -> Response:
         vectors = finished(event, service, body.embd_normalize, body.dimensions)
@@ -117,7 +111,7 @@ async def _embed(http: HttpRequest, *, is_openai: bool) -> Response:
             return json_response(_openai_answer(body, service, event, vectors))
         return json_response([{"index": i, "embedding": written(v)} for i, v in enumerate(vectors)])
 
-    return await service.answer_threads.run_for(http.scope, http.receive, response)
+    return await service.answer_threads.run_for(http, response)
 
 
 def embedding_info(service: Service) -> EmbeddingInfo:
@@ -141,8 +135,7 @@ def embedding_info(service: Service) -> EmbeddingInfo:
 
 async def embed(
     http: HttpRequest,
-    service: Service,
-    read: Any,
+    read: Callable[[], list[Sequence[int]]],
     *,
     media: Media = (),
     prefix: str = "embd",
@@ -153,8 +146,8 @@ async def embed(
         ClientDisconnect: the client disconnected.
         HeadstartError: the texts cannot be read or embedded.
     """
-    tenant = caller_of(http.scope).tenant
-    texts = await service.prompt_threads.run_for(http.scope, http.receive, read)
+    service, tenant = service_of(http), caller_of(http.scope).tenant
+    texts = await service.prompt_threads.run_for(http, read)
     info = service.info.embedding
     assert info is not None
     num_vectors = sum(map(len, texts)) if info.pooling == "none" else len(texts)
@@ -175,7 +168,7 @@ async def embed(
         vectors = np.split(np.concatenate(event.vectors), ends)
         return dataclasses.replace(event, vectors=tuple(vectors))
 
-    return await service.answer_threads.run_for(http.scope, http.receive, joined)
+    return await service.answer_threads.run_for(http, joined)
 
 
 def _check(body: EmbeddingBody, info: EmbeddingInfo) -> None:
@@ -326,7 +319,7 @@ async def rerank(http: HttpRequest) -> Any:
             for i, one in enumerate(documents)
         ]
 
-    event = await embed(http, service, tokenize, prefix="rank")
+    event = await embed(http, tokenize, prefix="rank")
     return _scores(body, documents, event, service.served.alias)
 
 

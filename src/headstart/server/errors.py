@@ -76,8 +76,6 @@ INERT = {
 }
 # begins OpenAI's message, by which the load balancer knows that another server may have it
 UNKNOWN_RESPONSE = "Previous response with id"
-# the first `type` of each status
-TYPES = {status: type for status, type, _ in reversed(ANSWERS)}
 
 
 class _Repr(reprlib.Repr):
@@ -122,7 +120,7 @@ def error_body(error: Exception) -> dict[str, Any]:
     """Return `{"error": {"code", "message", "type", ...}}` for any exception."""
     if not isinstance(error, HeadstartError):
         error = HeadstartError("internal error; the server's log has the details")
-    kind = error.type or TYPES[error.status]
+    kind = error.type or next(kind for status, kind, _ in ANSWERS if status == error.status)
     body: dict[str, Any] = {"code": error.status, "message": str(error), "type": kind}
     if isinstance(error, ContextLengthError):
         body |= {"n_prompt_tokens": error.num_prompt_tokens, "n_ctx": error.context_size}

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any
 
 from numpy.typing import NDArray
@@ -80,12 +79,7 @@ class EventStream:
         self._watcher = asyncio.create_task(self._watch())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._cancel()
         self.at_once = lambda index, event: False  # may reference the request's body
         if self._watcher is not None:

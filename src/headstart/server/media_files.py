@@ -16,7 +16,6 @@ from headstart.types.errors import RequestError
 
 MOST_BYTES = 20 << 20  # of a file
 MOST_PIXELS = 64 << 20  # 200 MB decoded
-_RUN_LENGTHS = 1, 2  # kinds of compression of a BMP
 LEAST_SECONDS, MOST_SECONDS = 0.1, 600.0  # of audio; some projectors process it as a whole
 RATES = range(4_000, 400_000)  # samples per second
 # of MP3, for MPEG 1, then for MPEG 2 and 2.5
@@ -63,7 +62,7 @@ def as_png_or_jpeg(data: bytes) -> bytes:
                     "are taken; send a smaller one"
                 )
             # Pillow takes gigabytes for a few bytes of these, before it looks at the image's size
-            if image.format == "BMP" and image.info["compression"] in _RUN_LENGTHS:
+            if image.format == "BMP" and image.info["compression"] in (1, 2):
                 raise RequestError(
                     "an image is a BMP of run lengths (RLE), which is not read; send it as PNG"
                 )

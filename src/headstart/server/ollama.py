@@ -13,10 +13,9 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.server.answer import answer, make_choices, new_call
+from headstart.server.answer import answer, new_call
 from headstart.server.body import MAX_INPUTS, check_length, make_body, read_body
 from headstart.server.chat import answer_chat
-from headstart.server.dialect import Choice
 from headstart.server.embeddings import embed, embedding_info, normalize, read_inputs, written
 from headstart.server.errors import wrong_value
 from headstart.server.infill import fill_in
@@ -39,7 +38,7 @@ from headstart.server.ollama_dialect import (
     text_fields,
     written_time,
 )
-from headstart.server.prompts import read_prompts
+from headstart.server.prompts import Prompt, read_prompts
 from headstart.server.routing import Routes, json_response
 from headstart.server.schemas import CompletionBody
 from headstart.server.service import Service, service_of
@@ -126,13 +125,11 @@ async def ollama_generate(http: HttpRequest) -> Response | dict[str, Any]:
     body = make_body(CompletionBody, text_fields(request) | own)
     call = new_call(http, "ollama-")
 
-    def read() -> list[Choice]:
+    def read() -> list[Prompt]:
         vocab, info = call.model.vocab, call.info
         if request.suffix:
-            prompts = [fill_in((request.prompt, request.suffix), vocab, info)]
-        else:
-            prompts = read_prompts(request.prompt, vocab, info.context_size)
-        return make_choices(body, prompts, call)
+            return [fill_in((request.prompt, request.suffix), vocab, info)]
+        return read_prompts(request.prompt, vocab, info.context_size)
 
     return await answer(http, call, body, read, dialect)
 
@@ -149,7 +146,7 @@ async def ollama_embed(http: HttpRequest) -> Response:
     size = _embedding_info(service).size
     if request.dimensions is not None and not 1 <= request.dimensions <= size:
         raise wrong_value("dimensions", request.dimensions, f"from 1 to {size}")
-    event = await _embed(http, service, texts, truncates=request.truncate) if texts else None
+    event = await _embed(http, texts, truncates=request.truncate) if texts else None
 
     def response() -> Response:
         vectors = event.vectors if event else ()
@@ -165,7 +162,7 @@ async def ollama_embed(http: HttpRequest) -> Response:
             }
         )
 
-    return await service.answer_threads.run_for(http.scope, http.receive, response)
+    return await service.answer_threads.run_for(http, response)
 
 
 @routes.post("/api/embeddings", body=OllamaEmbedBody, answer="`embedding`: a vector")
@@ -176,7 +173,7 @@ async def ollama_embeddings(http: HttpRequest) -> dict[str, Any]:
     _embedding_info(service)
     if not request.prompt:
         return {"embedding": []}
-    event = await _embed(http, service, [request.prompt], truncates=True)
+    event = await _embed(http, [request.prompt], truncates=True)
     return {"embedding": event.vectors[0][0]}
 
 
@@ -194,9 +191,8 @@ def _embedding_info(service: Service) -> EmbeddingInfo:
     return info
 
 
-async def _embed(
-    http: HttpRequest, service: Service, texts: list[str], *, truncates: bool
-) -> EmbeddingEvent:
+async def _embed(http: HttpRequest, texts: list[str], *, truncates: bool) -> EmbeddingEvent:
+    service = service_of(http)
     info, vocab = _embedding_info(service), service.served.vocab
     check_length("input", texts, MAX_INPUTS, "texts")
 
@@ -205,7 +201,7 @@ async def _embed(
             return read_inputs(texts, vocab, info)
         return [_cut(text, vocab, info) for text in texts]
 
-    return await embed(http, service, read)
+    return await embed(http, read)
 
 
 def _cut(text: str, vocab: Vocab, info: EmbeddingInfo) -> list[int]:

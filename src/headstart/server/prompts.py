@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headstart.server.body import MAX_PROMPTS, check_length, is_id
-from headstart.server.conversation import RenderedChat
+from headstart.server.conversation import RenderedChat, render_chat
 from headstart.server.errors import shorten
 from headstart.server.media import MARKER, Media, prompt_media
+from headstart.server.schemas import TemplateBody
 from headstart.server.service import ServedModel
 from headstart.types import Vocab
 from headstart.types.errors import ContextLengthError, RequestError
@@ -26,6 +27,7 @@ class Prompt:
     text: str
     echo: str
     media: tuple[tuple[int, MediaChunk], ...] = ()  # chunk and position of each image or sound
+    chat: RenderedChat | None = None  # that it was
 
 
 def read_prompts(prompt: Any, vocab: Vocab, context_size: int, media: Media = ()) -> list[Prompt]:
@@ -133,9 +135,8 @@ def tokens_text(tokens: Sequence[int], vocab: Vocab) -> str:
     return b"".join(vocab.token_text(token) for token in tokens).decode("utf-8", "replace")
 
 
-def read_chat(
-    chat: RenderedChat, model: ServedModel, context_size: int, media: Media = ()
-) -> Prompt:
-    """Tokenize rendered messages."""
+def read_chat(body: TemplateBody, model: ServedModel, context_size: int, media: Media) -> Prompt:
+    """Render messages, and tokenize them."""
+    chat = render_chat(body, model)
     prompt = tokenize_around(chat.text, media, model.vocab, context_size)
-    return replace(prompt, echo=chat.content)
+    return replace(prompt, echo=chat.content, chat=chat)

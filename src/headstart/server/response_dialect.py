@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 
 from headstart.server import sse
 from headstart.server.body import Body, Int, Many, make_body
-from headstart.server.dialect import Choice, Chunk, Dialect, Piece
+from headstart.server.dialect import Choice, Chunk, Dialect, Piece, tool_call
 from headstart.server.errors import not_supported, shorten, wrong_value
 from headstart.server.schemas import ChatBody, shared_fields
 from headstart.server.translate import Call
@@ -117,12 +117,9 @@ def _add(messages: list[dict[str, Any]], item: Any, where: str) -> None:
             content = parts[0]["text"] if is_text else parts
             messages.append({"role": role, "content": content})
         case "function_call":
-            call = {
-                "name": _text(item, "name", where),
-                "arguments": _text(item, "arguments", where),
-            }
-            named = {"id": _text(item, "call_id", where), "type": "function", "function": call}
-            _assistant(messages).setdefault("tool_calls", []).append(named)
+            name, arguments = _text(item, "name", where), _text(item, "arguments", where)
+            call = tool_call(_text(item, "call_id", where), name, arguments)
+            _assistant(messages).setdefault("tool_calls", []).append(call)
         case "function_call_output":
             parts = list(_parts(item.get("output"), where))
             is_text = all(part["type"] == "text" for part in parts)

@@ -6,7 +6,6 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any
 
 import orjson
@@ -92,7 +91,6 @@ class Routes:
 
 
 def _responding(handler: Handler) -> Callable[[HttpRequest], Awaitable[Response]]:
-    @wraps(handler)
     async def respond(http: HttpRequest) -> Response:
         answer = await handler(http)
         return answer if isinstance(answer, Response) else json_response(answer)
@@ -101,26 +99,21 @@ def _responding(handler: Handler) -> Callable[[HttpRequest], Awaitable[Response]
 
 
 _REF = "#/components/schemas/"
-_ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["code", "message", "type"],
-            "properties": {
-                "code": {"type": "integer", "description": "the HTTP status"},
-                "message": {"type": "string", "description": "what was wrong, and the remedy"},
-                "type": {"type": "string"},
-            },
-        }
-    },
-}
 
 
 def describe(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     """The OpenAPI document."""
-    schemas: dict[str, Any] = {"Error": _ERROR}
+    error = {
+        "type": "object",
+        "required": ["code", "message", "type"],
+        "properties": {
+            "code": {"type": "integer", "description": "the HTTP status"},
+            "message": {"type": "string", "description": "what was wrong, and the remedy"},
+            "type": {"type": "string"},
+        },
+    }
+    envelope = {"type": "object", "required": ["error"], "properties": {"error": error}}
+    schemas: dict[str, Any] = {"Error": envelope}
     paths: dict[str, Any] = {}
     for endpoint in endpoints:
         path = endpoint.paths[0].replace(":path}", "}")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from headstart.config import SamplingConfig
-from headstart.server.body import MAX_NAMES, check_length, is_id
+from headstart.server.body import check_length, is_id
 from headstart.server.constraints import default_constraint
 from headstart.server.errors import wrong_value
 from headstart.server.schemas import GenerationBody
@@ -128,12 +128,12 @@ def _sampler_letters(letters: str) -> tuple[str, ...]:
 def read_names(field: str, value: Any) -> tuple[str, ...] | None:
     """A list of names, or one string with commas between them."""
     if isinstance(value, str):
-        check_length(field, value, 64 * MAX_NAMES, "characters")
+        check_length(field, value, 4096, "characters")
     names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
     if names is None:
         return None
     if isinstance(names, list):
-        check_length(field, names, MAX_NAMES)
+        check_length(field, names, 64)
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
         raise wrong_value(field, value, "a list of names, or names with commas between")
     return tuple(names)

@@ -12,11 +12,7 @@ from headstart.server.body import check_length, is_id, read_body
 from headstart.server.conversation import render_chat
 from headstart.server.errors import wrong_value
 from headstart.server.media import take_media
-from headstart.server.prompts import (
-    check_token,
-    tokenize_mixed,
-    tokens_text,
-)
+from headstart.server.prompts import check_token, tokenize_mixed, tokens_text
 from headstart.server.routing import Routes, json_response
 from headstart.server.schemas import DetokenizeBody, TemplateBody, TokenizeBody
 from headstart.server.service import Service, service_of
@@ -47,7 +43,7 @@ async def tokenize(http: HttpRequest) -> Response:
         pieces = [{"id": i, "piece": text_or_bytes(vocab.token_text(i))} for i in ids]
         return {"tokens": pieces}
 
-    return await _in_thread(http, service, run)
+    return await _in_thread(http, run)
 
 
 @routes.post("/detokenize", body=DetokenizeBody, answer="`content`: the text")
@@ -64,7 +60,7 @@ async def detokenize(http: HttpRequest) -> Response:
         ids = [check_token(int(token), vocab, "tokens") for token in body.tokens]
         return {"content": tokens_text(ids, vocab)}
 
-    return await _in_thread(http, service, run)
+    return await _in_thread(http, run)
 
 
 @routes.post("/apply-template", body=TemplateBody, answer="`prompt`: the text that is tokenized")
@@ -78,7 +74,7 @@ async def apply_template(http: HttpRequest) -> Response:
         chat = render_chat(body.model_copy(update={"messages": messages}), service.served)
         return {"prompt": chat.text}
 
-    return await _in_thread(http, service, run)
+    return await _in_thread(http, run)
 
 
 def _limit(service: Service) -> int:
@@ -86,6 +82,5 @@ def _limit(service: Service) -> int:
     return max(service.info.context_size, 131_072)
 
 
-async def _in_thread(http: HttpRequest, service: Service, run: Callable[[], Any]) -> Response:
-    threads = service.text_threads
-    return await threads.run_for(http.scope, http.receive, lambda: json_response(run()))
+async def _in_thread(http: HttpRequest, run: Callable[[], Any]) -> Response:
+    return await service_of(http).text_threads.run_for(http, lambda: json_response(run()))

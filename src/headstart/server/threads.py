@@ -16,7 +16,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope
+from starlette.requests import Request as HttpRequest
+from starlette.types import Receive
 
 from headstart.structures.interruption import watched
 from headstart.structures.tenants import TenantQueue, caller_of
@@ -83,9 +84,9 @@ class Threads:
             with self._changed:
                 self._waiting.remove(tenant, job)  # because it holds a body
 
-    async def run_for(self, scope: Scope, receive: Receive, function: Callable[[], T]) -> T:
+    async def run_for(self, http: HttpRequest, function: Callable[[], T]) -> T:
         """Run the function for a client whose body was read; see `run` and `unless_left`."""
-        return await unless_left(receive, self.run(function, caller_of(scope).tenant))
+        return await unless_left(http.receive, self.run(function, caller_of(http.scope).tenant))
 
     def _queue(self, job: _Job) -> None:
         """Queue a job; if the queue is full, it replaces one of the tenant with the most jobs."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from headstart.config import SPECULATOR_ALIASES
 from headstart.server.adapters import adapter_key, request_scales
-from headstart.server.body import MAX_PROMPTS, MAX_TOLD, check_length
+from headstart.server.body import MAX_PROMPTS, check_length
 from headstart.server.constraints import read_constraint
 from headstart.server.conversation import tagged_thoughts
 from headstart.server.errors import not_supported, wrong_value
@@ -107,10 +107,11 @@ def _check_told(first: Request, prompts: list[Prompt], num_choices: int) -> None
     # an entry of logit_bias is an object, which is written as fast as many characters
     own = len(constraint) + 256 * len(first.sampling.logit_bias)
     size = num_choices * sum(own + len(prompt.text) for prompt in prompts)
-    if size > MAX_TOLD and len(prompts) * num_choices > 1:
+    most = 1 << 24
+    if size > most and len(prompts) * num_choices > 1:
         raise RequestError(
             f"the answers would repeat {size} characters of prompts, logit_bias and the constraint "
-            f"but at most {MAX_TOLD} are sent; ask for fewer at once"
+            f"but at most {most} are sent; ask for fewer at once"
         )
 
 

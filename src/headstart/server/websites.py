@@ -22,9 +22,6 @@ from headstart.server.errors import ApiError, shorten
 
 ANY, LOCALHOST = "*", "localhost"
 FORM, SOUNDS = "multipart/form-data", "/audio/transcriptions"
-# no public DNS has names in these (RFC 6762, RFC 8375); Docker's name of the host and a cluster's
-# names of services end so
-PRIVATE_DOMAINS = (".internal", ".local", ".home.arpa")
 
 
 class WebsitePolicy:
@@ -98,8 +95,10 @@ class WebsitePolicy:
         if host is None or ANY in self._hosts:  # browsers always send one
             return
         name = _host_of(f"//{host}")
-        # no website can have an IP address as name, a name without a dot, or one of these domains
-        is_private = _is_address(name) or "." not in name or name.endswith(PRIVATE_DOMAINS)
+        # no website can have an IP address as name, a name without a dot, or one in these domains
+        # (RFC 6762, RFC 8375), in which are Docker's name of the host and a cluster's services
+        domains = (".internal", ".local", ".home.arpa")
+        is_private = _is_address(name) or "." not in name or name.endswith(domains)
         if name in self._hosts or is_local(name) or (name and is_private):
             return
         raise ApiError(
