@@ -10,7 +10,7 @@ from functools import cache
 
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -33,7 +33,7 @@ from headstart.server import (
 )
 from headstart.server.errors import error_response
 from headstart.server.extra_routes import Extras
-from headstart.server.routing import Endpoint, describe
+from headstart.server.routing import Endpoint, describe, json_response
 from headstart.server.service import ServedModel, Service
 from headstart.types.errors import HeadstartError
 from headstart.types.worker import Worker
@@ -110,7 +110,7 @@ def _openapi_route(endpoints: Sequence[Endpoint]) -> Route:
     document = cache(lambda: describe(endpoints))
 
     async def openapi(http: HttpRequest) -> Response:
-        return JSONResponse(await asyncio.to_thread(document))
+        return json_response(await asyncio.to_thread(document))
 
     return Route("/openapi.json", openapi)
 
@@ -169,7 +169,6 @@ class IdleTimer:
             self.restart()
 
     def restart(self) -> None:
-        """Restart the timer."""
         if self._task is not None:
             self._task.cancel()
         self._task = asyncio.create_task(self._sleep())

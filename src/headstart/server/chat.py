@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import Field
 from starlette.requests import Request as HttpRequest
@@ -20,7 +20,7 @@ from headstart.server.body import Body, off_loop, read_body
 from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece, tool_call
 from headstart.server.errors import wrong_value
 from headstart.server.event_stream import single_event
-from headstart.server.media import Media, Source, read_media, take_media
+from headstart.server.media import B, Media, read_media, take_media
 from headstart.server.prompts import Prompt, read_chat
 from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody, TemplateBody
@@ -31,7 +31,6 @@ from headstart.text.toolcalls.events import AnswerEvent, CallArguments, Content,
 from headstart.types.request import ThoughtsEnd
 
 routes = Routes()
-B = TypeVar("B", bound=TemplateBody)
 
 
 @routes.post(
@@ -115,15 +114,8 @@ async def count_chat_tokens(http: HttpRequest, make: Callable[[], TemplateBody])
 
 async def _with_media(http: HttpRequest, make: Callable[[], B]) -> tuple[B, Media]:
     """The body with markers in place of images and sounds, and the parts for these markers."""
-
-    def read() -> tuple[B, list[dict[str, Any]], list[Source]]:
-        body = make()
-        return body, *take_media(body.messages)
-
-    body, messages, urls = await off_loop(http, read)
-    if not urls:
-        return body, ()
-    return body.model_copy(update={"messages": messages}), await read_media(http, urls)
+    body, sources = await off_loop(http, lambda: take_media(make()))
+    return body, await read_media(http, sources)
 
 
 class ChatDialect(OpenAIDialect):

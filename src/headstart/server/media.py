@@ -14,7 +14,7 @@ import secrets
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 from starlette.requests import Request as HttpRequest
@@ -24,6 +24,7 @@ from headstart.server.body import check_length, off_loop
 from headstart.server.errors import ApiError, not_supported, shorten
 from headstart.server.event_stream import single_event
 from headstart.server.media_files import MOST_BYTES, safe_file
+from headstart.server.schemas import TemplateBody
 from headstart.server.service import service_of
 from headstart.server.threads import unless_left
 from headstart.structures.interruption import progress
@@ -36,21 +37,22 @@ MARKER = os.environ.get("LLAMA_MEDIA_MARKER") or f"<__media_{secrets.token_hex(1
 MOST_SECONDS = 10.0  # timeout for fetching a file
 Source = tuple[str, str]
 """A file in a body: its kind, empty if unknown before reading it, and its URL or base64."""
+B = TypeVar("B", bound=TemplateBody)
 Media = Sequence[tuple[MediaPart, ...]]
 """The prompt parts of each file."""
 _PARTS = {"image_url": "image", "input_audio": "audio"}
 
 
-def take_media(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[Source]]:
-    """Replace the images and sounds of chat messages by markers; returns both."""
+def take_media(body: B) -> tuple[B, list[Source]]:
+    """The body with markers in place of the images and sounds of its messages; and these."""
     sources = list[Source]()
     taken = [
         message | {"content": take_parts(content, sources)}
         if isinstance(content := message.get("content"), list)
         else message
-        for message in messages
+        for message in body.messages
     ]
-    return taken, sources
+    return body.model_copy(update={"messages": taken}) if sources else body, sources
 
 
 def take_parts(parts: Sequence[Any], sources: list[Source]) -> list[Any]:

@@ -107,7 +107,6 @@ class ResponseStore:
             return self._stored[tenant, response_id]
 
     def drop(self, tenant: str, response_id: str) -> None:
-        """Drop a response, if it is there."""
         with self._lock:
             stored = self._stored.pop((tenant, response_id), None)
             if stored is not None:

@@ -63,7 +63,6 @@ class Routes:
     endpoints: list[Endpoint] = field(default_factory=list)
 
     def get(self, *paths: str, answer: str) -> Callable[[Handler], Handler]:
-        """Serve GET on these paths."""
         return self._declare("GET", paths, None, answer)
 
     def post(self, *paths: str, body: type[BaseModel], answer: str) -> Callable[[Handler], Handler]:
@@ -71,7 +70,6 @@ class Routes:
         return self._declare("POST", paths, body, answer)
 
     def delete(self, *paths: str, answer: str) -> Callable[[Handler], Handler]:
-        """Serve DELETE on these paths."""
         return self._declare("DELETE", paths, None, answer)
 
     def _declare(

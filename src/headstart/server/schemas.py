@@ -190,20 +190,14 @@ class GenerationBody(FormatBody, SamplingBody):
     @classmethod
     def _fold_dotted(cls, data: Any) -> Any:
         """Read "speculative.n_max" like {"speculative": {"n_max": ...}}; the dotted key wins."""
-        if not isinstance(data, dict):
-            return data
         dotted = {
-            key: value
+            key.removeprefix("speculative."): value
             for key, value in data.items()
             if key.startswith("speculative.") and value is not None
         }
         nested = data.get("speculative") or {}
-        if not dotted or not isinstance(nested, dict):
-            return data
-        return data | {
-            "speculative": nested
-            | {key.removeprefix("speculative."): dotted[key] for key in dotted}
-        }
+        has_both = dotted and isinstance(nested, dict)
+        return data | {"speculative": nested | dotted} if has_both else data
 
 
 class TemplateBody(FormatBody):

@@ -26,20 +26,19 @@ async def tokenize(http: HttpRequest) -> Response:
     """Return the token ids of a text, with their pieces on request."""
     body = await read_body(http, TokenizeBody)
     service = service_of(http)
-    vocab, limit = service.served.vocab, _limit(service)
+    vocab = service.served.vocab
 
     def run() -> dict[str, Any]:
         ids = tokenize_mixed(
             body.content,
             vocab,
             field="content",
-            limit=limit,
+            limit=_limit(service),
             add_special=body.add_special,
             parse_special=body.parse_special,
         )
         if not body.with_pieces:
             return {"tokens": ids}
-        check_length("content", ids, limit, "tokens")
         pieces = [{"id": i, "piece": text_or_bytes(vocab.token_text(i))} for i in ids]
         return {"tokens": pieces}
 
@@ -57,7 +56,7 @@ async def detokenize(http: HttpRequest) -> Response:
         if not isinstance(body.tokens, list) or not all(map(is_id, body.tokens)):
             raise wrong_value("tokens", body.tokens, "a list of whole numbers")
         check_length("tokens", body.tokens, _limit(service))
-        ids = [check_token(int(token), vocab, "tokens") for token in body.tokens]
+        ids = [check_token(token, vocab, "tokens") for token in body.tokens]
         return {"content": tokens_text(ids, vocab)}
 
     return await _in_thread(http, run)
@@ -70,9 +69,7 @@ async def apply_template(http: HttpRequest) -> Response:
     service = service_of(http)
 
     def run() -> dict[str, Any]:
-        messages, _ = take_media(body.messages)
-        chat = render_chat(body.model_copy(update={"messages": messages}), service.served)
-        return {"prompt": chat.text}
+        return {"prompt": render_chat(take_media(body)[0], service.served).text}
 
     return await _in_thread(http, run)
 
