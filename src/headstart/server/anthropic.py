@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server import sse
-from headstart.server.body import Body, Int, Many, make_body, read_body
+from headstart.server.body import Body, Int, Many, make_body
 from headstart.server.chat import answer_chat, count_chat_tokens
 from headstart.server.dialect import Choice, Chunk, Dialect, Piece, call_arguments, tool_call
 from headstart.server.errors import not_supported, shorten, wrong_value
@@ -49,19 +49,16 @@ class MessagesBody(Body):
 
 @routes.post(
     "/v1/messages",
-    body=MessagesBody,
     answer="`content`, a list of blocks, `stop_reason` and `usage`; with `stream` events",
 )
-async def messages(http: HttpRequest) -> Response:
+async def messages(http: HttpRequest, body: MessagesBody) -> Response:
     """Answer messages."""
-    body = await read_body(http, MessagesBody)
     return await answer_chat(http, lambda: chat_body(body), "msg-", MessagesDialect)
 
 
-@routes.post("/v1/messages/count_tokens", body=MessagesBody, answer="`input_tokens`")
-async def count_tokens(http: HttpRequest) -> dict[str, int]:
+@routes.post("/v1/messages/count_tokens", answer="`input_tokens`")
+async def count_tokens(http: HttpRequest, body: MessagesBody) -> dict[str, int]:
     """Count the tokens of the prompt that messages become."""
-    body = await read_body(http, MessagesBody)
     return {"input_tokens": await count_chat_tokens(http, lambda: chat_body(body))}
 
 

@@ -16,7 +16,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.answer import answer, new_call
-from headstart.server.body import Body, off_loop, read_body
+from headstart.server.body import Body, off_loop
 from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece, tool_call
 from headstart.server.errors import wrong_value
 from headstart.server.event_stream import single_event
@@ -36,26 +36,20 @@ routes = Routes()
 @routes.post(
     "/v1/chat/completions",
     "/chat/completions",
-    body=ChatBody,
     answer="`chat.completion`; with `stream` events of `chat.completion.chunk`",
 )
-async def chat_completions(http: HttpRequest) -> Response:
+async def chat_completions(http: HttpRequest, body: ChatBody) -> Response:
     """Answer chat messages."""
-    body = await read_body(http, ChatBody)
     if not body.messages:  # unlike Anthropic's and Ollama's, where an empty list means something
         raise wrong_value("messages", [], "a list with at least one message")
     return await answer_chat(http, lambda: body, "chatcmpl-", ChatDialect)
 
 
 @routes.post(
-    "/v1/chat/completions/input_tokens",
-    "/chat/completions/input_tokens",
-    body=TemplateBody,
-    answer="`input_tokens`",
+    "/v1/chat/completions/input_tokens", "/chat/completions/input_tokens", answer="`input_tokens`"
 )
-async def input_tokens(http: HttpRequest) -> dict[str, Any]:
+async def input_tokens(http: HttpRequest, body: TemplateBody) -> dict[str, Any]:
     """Count the tokens of the prompt that chat messages become."""
-    body = await read_body(http, TemplateBody)
     number = await count_chat_tokens(http, lambda: body)
     return {"object": "response.input_tokens", "input_tokens": number}
 
@@ -70,12 +64,10 @@ class ControlBody(Body):
 @routes.post(
     "/v1/chat/completions/control",
     "/chat/completions/control",
-    body=ControlBody,
     answer="`success`, and else `message`",
 )
-async def control(http: HttpRequest) -> dict[str, Any]:
+async def control(http: HttpRequest, body: ControlBody) -> dict[str, Any]:
     """End the thoughts of an answer that was requested with `reasoning_control`."""
-    body = await read_body(http, ControlBody)
     tenant = caller_of(http.scope).tenant
     command = ThoughtsEnd(f"control-{secrets.token_hex(12)}", body.id, tenant)
     why_not = await single_event(service_of(http).worker, command)

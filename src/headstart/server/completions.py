@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from headstart.server.answer import answer, new_call
 from headstart.server.answer_numbers import legacy_logprobs, native_answer, token_probabilities
-from headstart.server.body import read_body
 from headstart.server.dialect import Choice, Chunk, OpenAIDialect, Piece, SingleDialect
 from headstart.server.errors import not_supported
 from headstart.server.infill import fill_in, infill_prompt
@@ -25,14 +24,9 @@ from headstart.types.request import TokenLogprob
 routes = Routes()
 
 
-@routes.post(
-    "/v1/completions",
-    body=CompletionBody,
-    answer="`text_completion`; with `stream` the same in events",
-)
-async def completions(http: HttpRequest) -> Response:
+@routes.post("/v1/completions", answer="`text_completion`; with `stream` the same in events")
+async def completions(http: HttpRequest, body: CompletionBody) -> Response:
     """Continue one prompt or several."""
-    body = await read_body(http, CompletionBody)
     call = new_call(http, "cmpl-")
     media = await read_prompt_media(http, body.prompt)
 
@@ -57,12 +51,10 @@ async def completions(http: HttpRequest) -> Response:
 @routes.post(
     "/completion",
     "/completions",
-    body=NativeBody,
     answer="`content`, `timings`, `generation_settings` and why it stopped; with `stream` events",
 )
-async def completion(http: HttpRequest) -> Response:
+async def completion(http: HttpRequest, body: NativeBody) -> Response:
     """Continue one prompt or several."""
-    body = await read_body(http, NativeBody)
     call = new_call(http, "cmpl-")
     media = await read_prompt_media(http, body.prompt)
 
@@ -72,10 +64,9 @@ async def completion(http: HttpRequest) -> Response:
     return await answer(http, call, body, read, NativeDialect)
 
 
-@routes.post("/infill", body=InfillBody, answer="as `/completion`")
-async def infill(http: HttpRequest) -> Response:
+@routes.post("/infill", answer="as `/completion`")
+async def infill(http: HttpRequest, body: InfillBody) -> Response:
     """Fill in the text between a prefix and a suffix."""
-    body = await read_body(http, InfillBody)
     call = new_call(http, "infill-")
 
     def read() -> list[Prompt]:

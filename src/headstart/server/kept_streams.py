@@ -24,7 +24,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
 
 from headstart.server import sse
-from headstart.server.body import Body, read_body
+from headstart.server.body import Body
 from headstart.server.errors import ApiError, shorten, wrong_value
 from headstart.server.routing import Routes
 from headstart.structures.tenants import caller_of
@@ -225,10 +225,9 @@ async def stop_stream(http: HttpRequest) -> Response:
     return Response(status_code=204)
 
 
-@routes.post("/v1/streams/lookup", body=LookupBody, answer="a list of the streams that are kept")
-async def look_up_streams(http: HttpRequest) -> list[dict[str, Any]]:
+@routes.post("/v1/streams/lookup", answer="a list of the streams that are kept")
+async def look_up_streams(http: HttpRequest, body: LookupBody) -> list[dict[str, Any]]:
     """Find the streams of conversations."""
-    body = await read_body(http, LookupBody)
     streams, tenant = _streams_of(http), caller_of(http.scope).tenant
     return [
         {

@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.answer import answer, new_call
-from headstart.server.body import MAX_INPUTS, check_length, make_body, read_body
+from headstart.server.body import MAX_INPUTS, check_length, make_body
 from headstart.server.chat import answer_chat
 from headstart.server.embeddings import embed, embedding_info, normalize, read_inputs, written
 from headstart.server.errors import wrong_value
@@ -69,10 +69,9 @@ async def ollama_ps(http: HttpRequest) -> dict[str, Any]:
     return {"models": [loaded_model(ollama_model(service), service.info.context_size)]}
 
 
-@routes.post("/api/show", body=OllamaBody, answer="`details`, `model_info`, `capabilities`")
-async def ollama_show(http: HttpRequest) -> dict[str, Any]:
+@routes.post("/api/show", answer="`details`, `model_info`, `capabilities`")
+async def ollama_show(http: HttpRequest, body: OllamaBody) -> dict[str, Any]:
     """Describe the model."""
-    await read_body(http, OllamaBody)
     service = service_of(http)
     target = service.info.target
     facts = {
@@ -93,13 +92,10 @@ async def ollama_show(http: HttpRequest) -> dict[str, Any]:
 
 
 @routes.post(
-    "/api/chat",
-    body=OllamaChatBody,
-    answer="lines of JSON with `message`; the last has `done` and the durations",
+    "/api/chat", answer="lines of JSON with `message`; the last has `done` and the durations"
 )
-async def ollama_chat(http: HttpRequest) -> Response | dict[str, Any]:
+async def ollama_chat(http: HttpRequest, request: OllamaChatBody) -> Response | dict[str, Any]:
     """Answer messages."""
-    request = await read_body(http, OllamaChatBody)
     if not request.messages:
         return _loaded(http, request.model, chat_fields())
     dialect = partial(OllamaDialect, chat_fields, request.model)
@@ -107,13 +103,12 @@ async def ollama_chat(http: HttpRequest) -> Response | dict[str, Any]:
 
 
 @routes.post(
-    "/api/generate",
-    body=OllamaGenerateBody,
-    answer="lines of JSON with `response`; the last has `done` and the durations",
+    "/api/generate", answer="lines of JSON with `response`; the last has `done` and the durations"
 )
-async def ollama_generate(http: HttpRequest) -> Response | dict[str, Any]:
+async def ollama_generate(
+    http: HttpRequest, request: OllamaGenerateBody
+) -> Response | dict[str, Any]:
     """Answer a prompt, continue it (`raw`), or fill in before a `suffix`."""
-    request = await read_body(http, OllamaGenerateBody)
     refuse(request)
     if not (request.prompt or request.suffix):
         return _loaded(http, request.model, generate_fields())
@@ -134,12 +129,11 @@ async def ollama_generate(http: HttpRequest) -> Response | dict[str, Any]:
     return await answer(http, call, body, read, dialect)
 
 
-@routes.post("/api/embed", body=OllamaEmbedBody, answer="`embeddings`: a list of vectors")
-async def ollama_embed(http: HttpRequest) -> Response:
+@routes.post("/api/embed", answer="`embeddings`: a list of vectors")
+async def ollama_embed(http: HttpRequest, request: OllamaEmbedBody) -> Response:
     """Turn texts into vectors of length 1."""
     started = time.monotonic()
     service = service_of(http)
-    request = await read_body(http, OllamaEmbedBody)
     texts = [request.input] if isinstance(request.input, str) else request.input
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise wrong_value("input", request.input, "a text or a list of them")
@@ -165,11 +159,10 @@ async def ollama_embed(http: HttpRequest) -> Response:
     return await service.answer_threads.run_for(http, response)
 
 
-@routes.post("/api/embeddings", body=OllamaEmbedBody, answer="`embedding`: a vector")
-async def ollama_embeddings(http: HttpRequest) -> dict[str, Any]:
+@routes.post("/api/embeddings", answer="`embedding`: a vector")
+async def ollama_embeddings(http: HttpRequest, request: OllamaEmbedBody) -> dict[str, Any]:
     """Turn a text into a vector that is not normalized."""
     service = service_of(http)
-    request = await read_body(http, OllamaEmbedBody)
     _embedding_info(service)
     if not request.prompt:
         return {"embedding": []}

@@ -14,7 +14,6 @@ import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.server.body import read_body
 from headstart.server.chat import answer_chat, count_chat_tokens
 from headstart.server.errors import UNKNOWN_RESPONSE, ApiError, shorten
 from headstart.server.response_dialect import ResponsesBody, ResponsesDialect, chat_body
@@ -127,12 +126,10 @@ def _store_of(http: HttpRequest) -> ResponseStore:
 @routes.post(
     "/v1/responses",
     "/responses",
-    body=ResponsesBody,
     answer="`response`, with `output`, a list of items; with `stream` events",
 )
-async def create_response(http: HttpRequest) -> Response:
+async def create_response(http: HttpRequest, body: ResponsesBody) -> Response:
     """Answer a text or items, optionally continuing a stored response."""
-    body = await read_body(http, ResponsesBody)
     store, tenant = _store_of(http), caller_of(http.scope).tenant
     chat, stored = await _read(http, body)
 
@@ -143,15 +140,9 @@ async def create_response(http: HttpRequest) -> Response:
     return await answer_chat(http, lambda: chat, "resp_", partial(ResponsesDialect, body, keep))
 
 
-@routes.post(
-    "/v1/responses/input_tokens",
-    "/responses/input_tokens",
-    body=ResponsesBody,
-    answer="`input_tokens`",
-)
-async def count_response_tokens(http: HttpRequest) -> dict[str, Any]:
+@routes.post("/v1/responses/input_tokens", "/responses/input_tokens", answer="`input_tokens`")
+async def count_response_tokens(http: HttpRequest, body: ResponsesBody) -> dict[str, Any]:
     """Count the tokens of the prompt that a response would answer."""
-    body = await read_body(http, ResponsesBody)
     chat, _ = await _read(http, body)
     number = await count_chat_tokens(http, lambda: chat)
     return {"object": "response.input_tokens", "input_tokens": number}

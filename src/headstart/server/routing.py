@@ -16,6 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headstart import __version__
+from headstart.server.body import Body, read_body
 from headstart.server.errors import ANSWERS, ApiError, error_response
 
 
@@ -35,8 +36,10 @@ def prefixed(app: ASGIApp, *, prefix: str) -> ASGIApp:
     return answer
 
 
-Handler = Callable[[HttpRequest], Awaitable[Any]]
-"""Returns a response, or a value that is sent as JSON."""
+Handler = Callable[..., Awaitable[Any]]
+"""Takes the request and, if it has a second parameter, the body as an object of that parameter's
+class; returns a response, or a value that is sent as JSON.
+"""
 
 
 def json_response(data: Any) -> Response:
@@ -65,8 +68,10 @@ class Routes:
     def get(self, *paths: str, answer: str) -> Callable[[Handler], Handler]:
         return self._declare("GET", paths, None, answer)
 
-    def post(self, *paths: str, body: type[BaseModel], answer: str) -> Callable[[Handler], Handler]:
-        """Serve POST on these paths; the handler reads the body with `read_body`."""
+    def post(
+        self, *paths: str, answer: str, body: type[BaseModel] | None = None
+    ) -> Callable[[Handler], Handler]:
+        """Serve POST on these paths; `body`: its class, if the handler reads it by itself."""
         return self._declare("POST", paths, body, answer)
 
     def delete(self, *paths: str, answer: str) -> Callable[[Handler], Handler]:
@@ -76,7 +81,8 @@ class Routes:
         self, method: str, paths: tuple[str, ...], body: type[BaseModel] | None, answer: str
     ) -> Callable[[Handler], Handler]:
         def declare(handler: Handler) -> Handler:
-            self.endpoints.append(Endpoint(method, paths, handler, body, answer))
+            told = body or _class_of_body(handler)
+            self.endpoints.append(Endpoint(method, paths, handler, told, answer))
             return handler
 
         return declare
@@ -88,9 +94,18 @@ class Routes:
                 yield Route(path, _responding(endpoint.handler), methods=[endpoint.method])
 
 
+def _class_of_body(handler: Handler) -> type[Body] | None:
+    """The class of the body that a handler is given."""
+    _, *others = inspect.signature(handler, eval_str=True).parameters.values()
+    return others[0].annotation if others else None
+
+
 def _responding(handler: Handler) -> Callable[[HttpRequest], Awaitable[Response]]:
+    schema = _class_of_body(handler)
+
     async def respond(http: HttpRequest) -> Response:
-        answer = await handler(http)
+        given = () if schema is None else (await read_body(http, schema),)
+        answer = await handler(http, *given)
         return answer if isinstance(answer, Response) else json_response(answer)
 
     return respond

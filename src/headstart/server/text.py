@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.server.body import check_length, is_id, read_body
+from headstart.server.body import check_length, is_id
 from headstart.server.conversation import render_chat
 from headstart.server.errors import wrong_value
 from headstart.server.media import take_media
@@ -21,10 +21,9 @@ from headstart.text.utf8 import text_or_bytes
 routes = Routes()
 
 
-@routes.post("/tokenize", body=TokenizeBody, answer="`tokens`: ids, or `id` and `piece`")
-async def tokenize(http: HttpRequest) -> Response:
+@routes.post("/tokenize", answer="`tokens`: ids, or `id` and `piece`")
+async def tokenize(http: HttpRequest, body: TokenizeBody) -> Response:
     """Return the token ids of a text, with their pieces on request."""
-    body = await read_body(http, TokenizeBody)
     service = service_of(http)
     vocab = service.served.vocab
 
@@ -45,10 +44,9 @@ async def tokenize(http: HttpRequest) -> Response:
     return await _in_thread(http, run)
 
 
-@routes.post("/detokenize", body=DetokenizeBody, answer="`content`: the text")
-async def detokenize(http: HttpRequest) -> Response:
+@routes.post("/detokenize", answer="`content`: the text")
+async def detokenize(http: HttpRequest, body: DetokenizeBody) -> Response:
     """Return the text of token ids."""
-    body = await read_body(http, DetokenizeBody)
     service = service_of(http)
     vocab = service.served.vocab
 
@@ -62,10 +60,9 @@ async def detokenize(http: HttpRequest) -> Response:
     return await _in_thread(http, run)
 
 
-@routes.post("/apply-template", body=TemplateBody, answer="`prompt`: the text that is tokenized")
-async def apply_template(http: HttpRequest) -> Response:
+@routes.post("/apply-template", answer="`prompt`: the text that is tokenized")
+async def apply_template(http: HttpRequest, body: TemplateBody) -> Response:
     """Return the prompt that chat messages become."""
-    body = await read_body(http, TemplateBody)
     service = service_of(http)
 
     def run() -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.server.body import Body, make_body, read_body
+from headstart.server.body import Body, make_body
 from headstart.server.chat import answer_chat
 from headstart.server.dialect import Choice, Chunk, Piece, SingleDialect
 from headstart.server.errors import not_supported, shorten
@@ -39,12 +39,10 @@ class TranscriptionBody(Body):
 @routes.post(
     "/v1/audio/transcriptions",
     "/audio/transcriptions",
-    body=TranscriptionBody,
     answer="`text`, `usage`; with `stream` events `transcript.text.delta` and `.done`",
 )
-async def transcriptions(http: HttpRequest) -> Response:
+async def transcriptions(http: HttpRequest, body: TranscriptionBody) -> Response:
     """Transcribe audio."""
-    body = await read_body(http, TranscriptionBody)
     if body.response_format != "json":
         wanted = shorten(body.response_format)
         raise not_supported(f"response_format {wanted} is not supported; only json")
