@@ -129,8 +129,6 @@ class ChatDialect(OpenAIDialect):
 
     def deltas(self, choice: Choice, piece: Piece) -> list[Chunk]:
         """Reasoning has chunks of its own: many clients look for the one or the other."""
-        if len(piece.events) < 2:
-            return super().deltas(choice, piece)
         thoughts = tuple(event for event in piece.events if isinstance(event, Thoughts))
         others = tuple(event for event in piece.events if not isinstance(event, Thoughts))
         if not (thoughts and others):

@@ -97,7 +97,10 @@ async def _embed(http: HttpRequest, *, is_openai: bool) -> Response:
             "(--pooling mean), or /embedding"
         )
     body = await read_body(http, EmbeddingBody)
-    _check(body, info)
+    if body.input is None and body.content is None:
+        raise RequestError('"input" or "content" must be provided')
+    if body.dimensions is not None and not 1 <= body.dimensions <= info.size:
+        raise wrong_value("dimensions", body.dimensions, f"from 1 to {info.size}, the model's")
     is_openai = is_openai and body.input is not None
     asked = body.content if body.input is None else body.input
     given, sources = await off_loop(http, lambda: take_inputs(asked))
@@ -169,13 +172,6 @@ async def embed(
         return dataclasses.replace(event, vectors=tuple(vectors))
 
     return await service.answer_threads.run_for(http, joined)
-
-
-def _check(body: EmbeddingBody, info: EmbeddingInfo) -> None:
-    if body.input is None and body.content is None:
-        raise RequestError('"input" or "content" must be provided')
-    if body.dimensions is not None and not 1 <= body.dimensions <= info.size:
-        raise wrong_value("dimensions", body.dimensions, f"from 1 to {info.size}, the model's")
 
 
 def take_inputs(given: Any) -> tuple[Any, list[Source]]:

@@ -33,7 +33,6 @@ from headstart.types.worker import Worker
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 2048  # connections that the system queues
 SHUTDOWN_SECONDS = 5  # for running answers after SIGTERM or Ctrl-C
 
 
@@ -226,7 +225,7 @@ def _take_socket_file(path: Path) -> Iterator[socket.socket]:
             listener.close()
             listener = unix_socket()
         listener.bind(str(path))
-        listener.listen(BACKLOG)
+        listener.listen()
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)
@@ -255,7 +254,7 @@ def take_port(config: ServerConfig, *, only_ipv6: bool = False) -> socket.socket
         if only_ipv6 and family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind((config.host, config.port))
-        listener.listen(BACKLOG)
+        listener.listen()  # uvicorn lengthens the queue of connections
         return listener
     except OSError as error:
         listener.close()

@@ -27,7 +27,7 @@ class Prompt:
     text: str
     echo: str
     media: tuple[tuple[int, MediaChunk], ...] = ()  # chunk and position of each image or sound
-    chat: RenderedChat | None = None  # that it was
+    chat: RenderedChat | None = None  # of which it consists, unless it is a text
 
 
 def read_prompts(prompt: Any, vocab: Vocab, context_size: int, media: Media = ()) -> list[Prompt]:

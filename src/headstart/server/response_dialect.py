@@ -252,10 +252,13 @@ class ResponsesDialect(Dialect):
                 opened, name = self._open(_message()), "response.output_text.delta"
                 more = {"content_index": 0, "logprobs": self._take_logprobs()}
             case Thoughts():
-                opened, name = self._open(_reasoning()), "response.reasoning_text.delta"
+                part = {"type": "reasoning_text", "text": ""}
+                item = _item("rs", "reasoning") | {"summary": [], "content": [part]}
+                opened, name = self._open(item), "response.reasoning_text.delta"
                 more = {"content_index": 0}
             case ToolCall(_, called, call_id):
-                return [*self._close(), *self._open(_function_call(called, call_id))]
+                item = _item("fc", "function_call") | {"call_id": call_id, "name": called}
+                return [*self._close(), *self._open(item | {"arguments": ""})]
             case CallArguments():
                 name = "response.function_call_arguments.delta"
         self._texts.append(event.text)
@@ -380,15 +383,6 @@ class ResponsesDialect(Dialect):
 def _message() -> Chunk:
     part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
     return _item("msg", "message") | {"role": "assistant", "content": [part]}
-
-
-def _reasoning() -> Chunk:
-    part = {"type": "reasoning_text", "text": ""}
-    return _item("rs", "reasoning") | {"summary": [], "content": [part]}
-
-
-def _function_call(name: str, call_id: str) -> Chunk:
-    return _item("fc", "function_call") | {"call_id": call_id, "name": name, "arguments": ""}
 
 
 def _item(prefix: str, kind: str) -> Chunk:
