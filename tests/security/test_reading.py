@@ -368,7 +368,7 @@ async def test_a_client_whose_prompt_is_read_when_the_server_stops_is_told(field
     model = served_model(vocab=vocab)
     worker = FakeWorker()
     worker.info_when_ready = dataclasses.replace(INFO, context_size=10**6)
-    app = create_app(ServerConfig(), worker, lambda: model)
+    app = create_app(ServerConfig(), worker, lambda: model, print)
     transport = httpx2.ASGITransport(app=app)
     async with (
         asyncio.timeout(60),

@@ -60,7 +60,7 @@ def serving(
     """A client of a running server; with `wait` only once it is ready."""
     served = model or served_model()
     config = (extras or Extras()).applied(config or ServerConfig())
-    app = create_app(config, worker or FakeWorker(), lambda: served, extras=extras)
+    app = create_app(config, worker or FakeWorker(), lambda: served, lambda error: None, extras)
     with (
         serving_app(app, config) as address,
         httpx2.Client(base_url=address, timeout=60, trust_env=False, verify=False) as client,

@@ -16,6 +16,7 @@ from tests.server.fake_worker import FakeWorker
 from tests.server.serving import served_model, serving
 
 from headstart.config import SamplingConfig, ServerConfig
+from headstart.server.extra_routes import Extras
 from headstart.server.listen import StoppableServer, serve, take_port
 from headstart.server.sampling import request_defaults
 from headstart.server.service import ServedModel
@@ -44,7 +45,9 @@ def test_it_listens_on_several_addresses_and_a_unix_socket(tmp_path: Path):
     config = ServerConfig(host=f"127.0.0.1,{path}", port=0)
     worker = FakeWorker()
     thread = threading.Thread(
-        target=serve, args=(config, worker, served_model, lambda *_: announced.set()), daemon=True
+        target=serve,
+        args=(config, worker, served_model, lambda *_: announced.set(), Extras()),
+        daemon=True,
     )
     thread.start()
     assert announced.wait(20)
@@ -58,7 +61,7 @@ def test_a_port_of_a_unix_socket_in_use_is_refused(tmp_path: Path):
         other.bind(str(path))
         other.listen()
         with pytest.raises(ConfigError, match=r"cannot listen on .*h\.sock"):
-            serve(ServerConfig(host=str(path)), FakeWorker(), served_model, print)
+            serve(ServerConfig(host=str(path)), FakeWorker(), served_model, print, Extras())
 
 
 @pytest.mark.parametrize(
@@ -129,7 +132,7 @@ def test_a_port_in_use_is_named_with_the_remedy():
     with take_port(ServerConfig(port=0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"port {port}: .*in use.*; choose another --port"):
-            serve(ServerConfig(port=port), FakeWorker(), served_model, print)
+            serve(ServerConfig(port=port), FakeWorker(), served_model, print, Extras())
 
 
 def test_an_address_that_is_not_ours_is_a_config_error():
@@ -143,7 +146,7 @@ def test_an_address_that_is_not_ours_is_a_config_error():
 def test_a_file_that_cannot_be_read_stops_the_start_with_its_flag(files):
     flag = next(iter(files)).replace("_", "-")
     with pytest.raises(ConfigError, match=f"--{flag} /no .*No such file"):
-        serve(ServerConfig(port=0, **files), FakeWorker(), served_model, print)
+        serve(ServerConfig(port=0, **files), FakeWorker(), served_model, print, Extras())
 
 
 def test_sockets_name_their_protocol_so_that_tokens_are_sent_at_once():
@@ -171,7 +174,13 @@ def test_serving_ends_with_the_reason_when_the_model_cannot_be_loaded(caplog):
     worker, announced = FakeWorker(), []
     worker.start_error = ModelError("draft.gguf is truncated")
     with pytest.raises(ModelError, match="truncated"):
-        serve(ServerConfig(port=0), worker, served_model, lambda *told: announced.append(told))
+        serve(
+            ServerConfig(port=0),
+            worker,
+            served_model,
+            lambda *told: announced.append(told),
+            Extras(),
+        )
     assert worker.is_closed
     assert announced == []
     assert "truncated" not in caplog.text  # whoever gets the exception prints it
@@ -193,7 +202,7 @@ def test_the_address_is_announced_once_requests_can_be_answered_and_ctrl_c_is_no
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        serve(ServerConfig(port=0), worker, load, announce)
+        serve(ServerConfig(port=0), worker, load, announce, Extras())
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)  # children of other tests would inherit it
@@ -207,5 +216,5 @@ def test_the_event_loop_has_the_interpreter_back_within_a_millisecond():
     sys.setswitchinterval(0.005)  # as in a new process
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(uvicorn.Server, "run", lambda *_, **__: noted.append(sys.getswitchinterval()))
-        serve(ServerConfig(port=0), FakeWorker(), served_model, print)
+        serve(ServerConfig(port=0), FakeWorker(), served_model, print, Extras())
     assert noted[0] < 0.001

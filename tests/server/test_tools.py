@@ -240,7 +240,8 @@ async def test_who_leaves_within_the_body_is_no_error(path):
         ServerConfig(),
         FakeWorker(),
         served_model,
-        extras=Extras.of(ToolsConfig(tools="all", ui_mcp_proxy=True), {}),
+        print,
+        Extras.of(ToolsConfig(tools="all", ui_mcp_proxy=True), {}),
     )
     sent = []
 
@@ -318,9 +319,9 @@ def test_a_client_that_leaves_cancels_all_its_instances():
 
 
 def test_all_that_an_instance_may_name_is_served_and_the_path_is_nobody_elses():
-    app = create_app(ServerConfig(), FakeWorker(), served_model)
+    app = create_app(ServerConfig(), FakeWorker(), served_model, print)
     served = {route.path for route in app.routes if isinstance(route, Route)}
     assert served.issuperset(PATHS.values())
     taken = extras(AIP_PREDICT_ROUTE="/tokenize")
     with pytest.raises(ConfigError, match="AIP_PREDICT_ROUTE"):
-        create_app(ServerConfig(), FakeWorker(), served_model, extras=taken)
+        create_app(ServerConfig(), FakeWorker(), served_model, print, taken)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
@@ -38,8 +37,6 @@ from headstart.server.service import ServedModel, Service
 from headstart.types.errors import HeadstartError
 from headstart.types.worker import Worker
 
-logger = logging.getLogger(__name__)
-
 FAMILIES = (
     status, status_events, chat, responses, anthropic, completions, embeddings,
     ollama, text, metrics, adapters, kept_streams, transcriptions,
@@ -50,7 +47,7 @@ def create_app(
     config: ServerConfig,
     worker: Worker,
     load_model: Callable[[], ServedModel],
-    on_loaded: Callable[[Exception | None], None] | None = None,
+    on_loaded: Callable[[Exception | None], None],
     extras: Extras | None = None,
 ) -> Starlette:
     """Build the app, which starts the worker, answers 503 until it is ready, and closes it.
@@ -118,7 +115,7 @@ def _openapi_route(endpoints: Sequence[Endpoint]) -> Route:
 async def _load(
     service: Service,
     load_model: Callable[[], ServedModel],
-    on_loaded: Callable[[Exception | None], None] | None,
+    on_loaded: Callable[[Exception | None], None],
     timer: IdleTimer | None,
 ) -> None:
     """Load the worker, then the model's facts; keep a failure for /health.
@@ -134,10 +131,7 @@ async def _load(
             timer.restart()
     except Exception as error:  # any failure is reported by /health
         failure, service.load_failure = error, str(error)
-    if on_loaded:
-        on_loaded(failure)  # the caller reports it
-    elif failure:
-        logger.error("the model could not be loaded: %s", failure)
+    on_loaded(failure)
 
 
 class IdleTimer:

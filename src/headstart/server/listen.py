@@ -41,7 +41,7 @@ def serve(
     worker: Worker,
     load_model: Callable[[], ServedModel],
     announce: Callable[[str, dict[str, Any]], None],
-    extras: Extras | None = None,
+    extras: Extras,
 ) -> None:
     """Serve until stopped; `announce` gets the first address, and the model as /v1/models lists it,
     once requests can be answered.
@@ -51,7 +51,6 @@ def serve(
     """
     failures: list[Exception] = []
     addresses: list[str] = []
-    extras = extras or Extras()
     config = extras.applied(config)
 
     def on_loaded(error: Exception | None) -> None:
