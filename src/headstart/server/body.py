@@ -92,7 +92,7 @@ async def read_body(request: HttpRequest, schema: type[B]) -> B:
         for _ in range(2):  # turns of the event loop, in which a disconnect is noticed
             if await request.is_disconnected():
                 raise ClientDisconnect
-    return await off_loop(request, lambda: parse_body(data, schema, kind))
+    return await off_loop(request, lambda: make_body(schema, read_object(data, kind)))
 
 
 async def off_loop(request: HttpRequest, function: Callable[[], T], tenant: str | None = None) -> T:
@@ -123,11 +123,6 @@ def _parse_long(parse: Callable[[], T]) -> T:
             return parse()
         finally:
             gc.enable()
-
-
-def parse_body(body: bytes, schema: type[B], content_type: str = "") -> B:
-    """Read a body of this class; raises like `read_body`."""
-    return make_body(schema, read_object(body, content_type))
 
 
 def read_object(body: bytes, content_type: str = "") -> dict[str, Any]:

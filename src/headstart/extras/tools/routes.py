@@ -24,7 +24,7 @@ from headstart.extras.tools.search import file_glob_search, grep_search
 from headstart.extras.tools.shell import exec_shell_command, get_info
 from headstart.extras.tools.tool import Tool, ToolError, ToolInvocation
 from headstart.server import sse
-from headstart.server.body import Body, parse_body
+from headstart.server.body import Body
 from headstart.server.errors import ApiError, error_body, shorten
 from headstart.server.extra_routes import Extra
 from headstart.server.routing import Routes
@@ -194,11 +194,10 @@ async def list_tools(http: HttpRequest) -> list[dict[str, Any]]:
     return [tool.describe() for tool in tools.values()]
 
 
-@routes.post("/tools", body=ToolBody, answer="what the tool says, or `error`; events if streamed")
-async def call_tool(http: HttpRequest) -> Response | dict[str, Any]:
+@routes.post("/tools", answer="what the tool says, or `error`; events if streamed")
+async def call_tool(http: HttpRequest, body: ToolBody) -> Response | dict[str, Any]:
     """Run a tool."""
     toolbox: HostedTools = http.app.state.toolbox
-    body = await asyncio.to_thread(parse_body, await http.body(), ToolBody)
     tool = (await toolbox.tools()).get(body.tool)
     if tool is None:
         raise ApiError(404, f"there is no tool {shorten(body.tool)}; GET /tools lists them")
