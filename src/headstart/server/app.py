@@ -9,7 +9,7 @@ from functools import cache
 
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -32,7 +32,7 @@ from headstart.server import (
 )
 from headstart.server.errors import error_response
 from headstart.server.extra_routes import Extras
-from headstart.server.routing import Endpoint, describe, json_response
+from headstart.server.routing import Endpoint, describe
 from headstart.server.service import ServedModel, Service
 from headstart.types.errors import HeadstartError
 from headstart.types.worker import Worker
@@ -107,7 +107,7 @@ def _openapi_route(endpoints: Sequence[Endpoint]) -> Route:
     document = cache(lambda: describe(endpoints))
 
     async def openapi(http: HttpRequest) -> Response:
-        return json_response(await asyncio.to_thread(document))
+        return JSONResponse(await asyncio.to_thread(document))  # orjson writes no 2**64
 
     return Route("/openapi.json", openapi)
 
