@@ -18,7 +18,7 @@ from tests.server.server_process import Server, until
 from tests.server.serving import error_of, serving, text_of
 from tests.thread_transport import ThreadTransport
 
-from headstart.server import kept_streams, prompts
+from headstart.server import conversation, kept_streams
 from headstart.server.app import IdleTimer
 from headstart.server.conversation import render_chat
 from headstart.server.kept_streams import PIECE_BYTES, KeptStream, KeptStreams
@@ -220,7 +220,7 @@ def test_an_answer_can_be_stopped_while_its_prompt_is_still_read(monkeypatch):
         assert may_read.wait(60)
         return read(*args)
 
-    monkeypatch.setattr(prompts, "render_chat", read_later)
+    monkeypatch.setattr(conversation, "render_chat", read_later)
     worker = FakeWorker()
     with serving(worker) as client, ThreadPoolExecutor(1) as pool:
         headers = {"X-Conversation-Id": "x"}

@@ -54,16 +54,6 @@ def new_call(http: HttpRequest, prefix: str) -> Call:
     )
 
 
-def make_choices(body: GenerationBody, prompts: list[Prompt], call: Call) -> list[Choice]:
-    """Choices in the API's order: all of the first prompt, then all of the next."""
-    requests = make_requests(body, prompts, call)
-    each = len(requests) // len(prompts)
-    choices = [Choice(i, request, prompts[i // each]) for i, request in enumerate(requests)]
-    if (chat := prompts[0].chat) and isinstance(body, ChatBody):
-        prepare_reading(body, call.model, chat, choices)
-    return choices
-
-
 async def answer(
     http: HttpRequest,
     call: Call,
@@ -79,7 +69,13 @@ async def answer(
     """
 
     def prepare() -> Dialect:
-        return dialect(call, body, make_choices(body, read(), call))
+        prompts = read()
+        requests = make_requests(body, prompts, call)
+        each = len(requests) // len(prompts)
+        choices = [Choice(i, request, prompts[i // each]) for i, request in enumerate(requests)]
+        if isinstance(body, ChatBody):
+            prepare_reading(body, call.model, choices)
+        return dialect(call, body, choices)
 
     if body.stream and (conversation := http.headers.get(HEADER)):
         return await _kept(http, prepare, conversation)

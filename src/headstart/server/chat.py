@@ -17,11 +17,12 @@ from starlette.responses import Response
 
 from headstart.server.answer import answer, new_call
 from headstart.server.body import Body, off_loop
+from headstart.server.conversation import read_chat
 from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece, tool_call
 from headstart.server.errors import wrong_value
 from headstart.server.event_stream import single_event
 from headstart.server.media import B, Media, read_media, take_media
-from headstart.server.prompts import Prompt, read_chat
+from headstart.server.prompts import Prompt
 from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody, TemplateBody
 from headstart.server.service import service_of

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from headstart.config import ChatConfig
 from headstart.server.constraints import wanted_schema
 from headstart.server.errors import not_supported, shorten, wrong_value
+from headstart.server.media import Media
+from headstart.server.prompts import Prompt, tokenize_around
 from headstart.server.schemas import ChatBody, GenerationBody, TemplateBody
 from headstart.server.service import ServedModel
 from headstart.structures.interruption import time_limit
 from headstart.text.chat_template import ChatTemplate
 from headstart.text.messages import content_text
 from headstart.text.toolcalls.answer_format import AnswerFormat
-from headstart.text.toolcalls.reader import Start
 from headstart.types import Vocab
 from headstart.types.constraint import NO_LIMIT, ThoughtLimit, ThoughtMarks
 from headstart.types.errors import RequestError
@@ -25,18 +25,15 @@ Part = Literal["content", "reasoning_content"]
 TEMPLATE_SECONDS = 5.0  # per conversation
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedChat:
-    """A prompt, and how the answer starts in it."""
-
-    text: str
-    start: Start = "answer"
-    content: str = ""  # of the message to continue
-    may_think: bool = True  # unless the body or the prompt's end prevents it
+def read_chat(body: TemplateBody, model: ServedModel, context_size: int, media: Media) -> Prompt:
+    """Render messages, and tokenize them."""
+    chat = render_chat(body, model)
+    read = tokenize_around(chat.text, media, model.vocab, context_size)
+    return dataclasses.replace(chat, tokens=read.tokens, media=read.media)
 
 
-def render_chat(body: TemplateBody, model: ServedModel) -> RenderedChat:
-    """The prompt of messages, without the start token if tokenizing adds it.
+def render_chat(body: TemplateBody, model: ServedModel) -> Prompt:
+    """The prompt of messages, not tokenized; without the start token if tokenizing adds it.
 
     Raises:
         HeadstartError: the messages cannot be rendered, or the template takes too long.
@@ -71,7 +68,7 @@ def render_chat(body: TemplateBody, model: ServedModel) -> RenderedChat:
 
 def _continue(
     template: ChatTemplate, messages: Sequence[dict[str, Any]], options: dict[str, Any], part: Part
-) -> RenderedChat:
+) -> Prompt:
     """Render the messages, the last one as the start of the answer."""
     *before, last = messages
     text = template.render(before, add_generation_prompt=False, **options)
@@ -82,22 +79,19 @@ def _continue(
         prompt, thoughts=thoughts, content=None if part == "reasoning_content" else content
     )
     if part == "reasoning_content":
-        return RenderedChat(text + begun, "thoughts")
-    return RenderedChat(text + begun, "content", content)
+        return Prompt((), text + begun, echo="", start="thoughts")
+    return Prompt((), text + begun, echo=content, start="content")
 
 
 def _opened(
     template: ChatTemplate, text: str, messages: Sequence[dict[str, Any]], options: dict[str, Any]
-) -> RenderedChat:
+) -> Prompt:
     """Detect whether the prompt's end opens the answer's reasoning."""
     start = template.thinking.start.strip() if template.thinking else ""
-    if not start or start not in text[-256:]:  # a template opens reasoning at the prompt's end
-        return RenderedChat(text)
-    if not text.rstrip().endswith(start):  # the marker may belong to a message
-        prompt = template.generation_prompt(messages, **options)
-        if not template.opens_thoughts(prompt):
-            return RenderedChat(text)
-    return RenderedChat(text, "thoughts")
+    is_open = bool(start) and start in text[-256:]  # templates open it at the prompt's end
+    if is_open and not text.rstrip().endswith(start):  # the marker may belong to a message
+        is_open = template.opens_thoughts(template.generation_prompt(messages, **options))
+    return Prompt((), text, echo="", start="thoughts" if is_open else "answer")
 
 
 def _continued_part(body: TemplateBody, defaults: ChatConfig) -> Part | None:
@@ -209,9 +203,7 @@ def _template_arguments(body: TemplateBody, defaults: ChatConfig) -> dict[str, A
     return arguments
 
 
-def thought_marks(
-    answer_format: AnswerFormat, chat: RenderedChat, vocab: Vocab
-) -> ThoughtMarks | None:
+def thought_marks(answer_format: AnswerFormat, chat: Prompt, vocab: Vocab) -> ThoughtMarks | None:
     """How an answer's reasoning is marked; None if it has none."""
     thinking = answer_format.thinking
     is_open = chat.start == "thoughts"
@@ -223,7 +215,7 @@ def thought_marks(
     return ThoughtMarks(start.encode(), thinking.end.strip().encode(), is_open, tuple(tokens))
 
 
-def chat_thoughts(body: ChatBody, model: ServedModel, chat: RenderedChat) -> ThoughtLimit | None:
+def chat_thoughts(body: ChatBody, model: ServedModel, chat: Prompt) -> ThoughtLimit | None:
     """The limit on a chat answer's reasoning; None without one."""
     budget, thinking = _budget(body, model.config.chat), model.answer_format.thinking
     if thinking is None or (budget < 0 and not body.reasoning_control):

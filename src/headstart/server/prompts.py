@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from headstart.server.body import MAX_PROMPTS, check_length, is_id
-from headstart.server.conversation import RenderedChat, render_chat
 from headstart.server.errors import shorten
 from headstart.server.media import MARKER, Media, prompt_media
-from headstart.server.schemas import TemplateBody
-from headstart.server.service import ServedModel
+from headstart.text.toolcalls.reader import Start
 from headstart.types import Vocab
 from headstart.types.errors import ContextLengthError, RequestError
 from headstart.types.media import MediaChunk, MediaPart
@@ -27,7 +25,8 @@ class Prompt:
     text: str
     echo: str
     media: tuple[tuple[int, MediaChunk], ...] = ()  # chunk and position of each image or sound
-    chat: RenderedChat | None = None  # of which it consists, unless it is a text
+    start: Start = "answer"  # how the answer to a chat begins
+    may_think: bool = True  # unless the chat's body, or the prompt's end, prevents it
 
 
 def read_prompts(prompt: Any, vocab: Vocab, context_size: int, media: Media = ()) -> list[Prompt]:
@@ -133,10 +132,3 @@ def check_token(token: int, vocab: Vocab, field: str) -> int:
 def tokens_text(tokens: Sequence[int], vocab: Vocab) -> str:
     """The text of tokens, special tokens spelled out."""
     return b"".join(vocab.token_text(token) for token in tokens).decode("utf-8", "replace")
-
-
-def read_chat(body: TemplateBody, model: ServedModel, context_size: int, media: Media) -> Prompt:
-    """Render messages, and tokenize them."""
-    chat = render_chat(body, model)
-    prompt = tokenize_around(chat.text, media, model.vocab, context_size)
-    return replace(prompt, echo=chat.content, chat=chat)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from headstart.server.conversation import RenderedChat, chat_thoughts, read_tools, thought_marks
+from headstart.server.conversation import chat_thoughts, read_tools, thought_marks
 from headstart.server.dialect import Choice
 from headstart.server.errors import shorten, wrong_value
 from headstart.server.schemas import ChatBody
@@ -25,10 +25,9 @@ from headstart.types.constraint import Constraint, ThoughtMarks
 from headstart.types.errors import RequestError
 
 
-def prepare_reading(
-    body: ChatBody, model: ServedModel, chat: RenderedChat, choices: Sequence[Choice]
-) -> None:
+def prepare_reading(body: ChatBody, model: ServedModel, choices: Sequence[Choice]) -> None:
     """Give each choice its parser, and its request the constraint of the tools."""
+    chat = choices[0].prompt
     tools = Tools(read_tools(body.tools))
     mode, names = _tool_choice(body, tools)
     answer_format, constraint = model.answer_format, choices[0].request.constraint
