@@ -93,7 +93,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._num_unused > MAX_HEAD_BYTES:
             self._refuse(ApiError(431, _LONG_HEAD))
         elif self._is_reading_body:
-            self._set_timer(self._pause_seconds, self._body_is_late)
+            self._set_timer(self._body_is_late)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -165,11 +165,11 @@ class LimitedProtocol(HttpToolsProtocol):
     def _wait_for_head(self) -> None:
         if self._running is None:
             self.idle_since = self.loop.time()
-        self._set_timer(self._pause_seconds, self._head_is_late)
+        self._set_timer(self._head_is_late)
 
-    def _set_timer(self, seconds: float, late: Any) -> None:
+    def _set_timer(self, late: Any) -> None:
         self._clear_timer()
-        self._timer = self.loop.call_later(seconds, late)
+        self._timer = self.loop.call_later(self._pause_seconds, late)
 
     def _clear_timer(self) -> None:
         if self._timer is not None:
@@ -188,7 +188,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _body_is_late(self) -> None:
         self._timer = None
         if self.flow.read_paused:  # the server has paused reading
-            self._set_timer(self._pause_seconds, self._body_is_late)
+            self._set_timer(self._body_is_late)
             return
         self._refuse(ApiError(408, f"nothing of the body came for {self._pause_seconds:g} seconds"))
 

@@ -33,7 +33,6 @@ from headstart.types.request import (
 from headstart.types.worker import Worker
 
 MAX_UNREAD = 1 << 21  # alternatives queued for a slow client, 12 bytes each
-TOKEN = 32  # alternatives that one token counts as
 MOST_AT_ONCE = 64  # maximum number of events returned by `take`
 
 
@@ -59,7 +58,7 @@ class EventStream:
         self.at_once: Callable[[int, Event], bool] = lambda index, event: False
         self._unread: deque[tuple[int, Event]] = deque()
         self._failure: Exception | None = None
-        self._num_unread = 0  # alternatives in `_unread`; a token counts as TOKEN of them
+        self._num_unread = 0  # alternatives in `_unread`; a token counts as 32 of them
         self._num_running = len(requests)
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()  # not set while `take` waits
@@ -185,7 +184,7 @@ def _weight(event: Event) -> int:
         num_tokens += len(event.tokens)
     elif isinstance(event, PromptEvent):
         num_tokens += len(event.logprobs)
-    return TOKEN * num_tokens + num_alternatives(event)
+    return 32 * num_tokens + num_alternatives(event)
 
 
 async def single_event(worker: Worker, command: Work) -> Any:

@@ -73,9 +73,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        origin = headers.get("origin")
-        reader = self._websites.reader(origin, headers.get("host")) if origin is not None else None
-        send = _with_headers(send, reader)
+        send = _with_headers(send, self._websites.reader(headers))
         try:
             if scope["path"] not in HEALTH:
                 self._websites.check(scope["method"], scope["path"], headers)

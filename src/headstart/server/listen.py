@@ -57,7 +57,7 @@ def serve(
         if error is None:
             for address in addresses[1:]:
                 log.info("listening on %s as well", address)
-            announce(addresses[0], model_entry(app.state.service))
+            announce(addresses[0], model_entry(service))
         else:
             failures.append(error)
             server.should_exit = True
@@ -65,11 +65,11 @@ def serve(
     app = create_app(config, worker, load_model, on_loaded, extras)
 
     async def stop() -> None:
-        app.state.service.listeners.close()
+        service.listeners.close()
         await extras.close()
 
-    end = app.state.service.close
-    server = StoppableServer(uvicorn_config(app, config), stop, end, worker.kill)
+    service = app.state.service
+    server = StoppableServer(uvicorn_config(app, config), stop, service.close, worker.kill)
     run(server, config, addresses.extend)
     if failures:
         raise failures[0]

@@ -55,13 +55,11 @@ class Page:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
             url = scope["path"].removeprefix(scope.get("root_path", ""))
-            file = self._files.get(url or "/")
-            status = None if file is None else _status_of(file)
-            if file is not None and status is not None:
-                response = await self._respond(file, status, Headers(scope=scope))
-                await response(scope, receive, send)
-                return
-            if file is not None:
+            if file := self._files.get(url or "/"):
+                if status := _status_of(file):
+                    response = await self._respond(file, status, Headers(scope=scope))
+                    await response(scope, receive, send)
+                    return
                 self._kept.pop(file, None)
         await self._app(scope, receive, send)
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from headstart.server.conversation import chat_thoughts, read_tools, thought_marks
+from headstart.server.conversation import chat_thoughts, thought_marks
 from headstart.server.dialect import Choice
 from headstart.server.errors import shorten, wrong_value
 from headstart.server.schemas import ChatBody
@@ -28,7 +28,7 @@ from headstart.types.errors import RequestError
 def prepare_reading(body: ChatBody, model: ServedModel, choices: Sequence[Choice]) -> None:
     """Give each choice its parser, and its request the constraint of the tools."""
     chat = choices[0].prompt
-    tools = Tools(read_tools(body.tools))
+    tools = Tools(body.tools or ())  # checked when they were rendered
     mode, names = _tool_choice(body, tools)
     answer_format, constraint = model.answer_format, choices[0].request.constraint
     if mode == "required" and answer_format.calls is None and not constraint:

@@ -79,9 +79,10 @@ class WebsitePolicy:
                 f"or {FORM} to {SOUNDS}",
             )
 
-    def reader(self, origin: str, host: str | None) -> str | None:
-        """Access-Control-Allow-Origin for a page of this origin; None for no header."""
-        if not self._may_use(origin, host):
+    def reader(self, headers: Headers) -> str | None:
+        """Access-Control-Allow-Origin for a request; None for no header."""
+        origin = headers.get("origin")
+        if origin is None or not self._may_use(origin, headers.get("host")):
             return None
         return ANY if self._hides_origin else origin
 
