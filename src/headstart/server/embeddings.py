@@ -109,7 +109,11 @@ async def _embed(http: HttpRequest, *, is_openai: bool) -> Response:
     event = await embed(http, lambda: read_inputs(given, vocab, info, media), media=media)
 
     def response() -> Response:
-        vectors = finished(event, service, body.embd_normalize, body.dimensions)
+        vectors = event.vectors
+        if info.pooling != "none":
+            usual = service.served.config.embedding.embd_normalize
+            kind = usual if body.embd_normalize is None else body.embd_normalize
+            vectors = tuple(normalize(one[:, : body.dimensions], kind) for one in vectors)
         if is_openai:
             return json_response(_openai_answer(body, service, event, vectors))
         return json_response([{"index": i, "embedding": written(v)} for i, v in enumerate(vectors)])
@@ -253,18 +257,6 @@ def written(vectors: NDArray[np.float32]) -> orjson.Fragment:
     """Serialize the vectors of one text; all at once would block the interpreter."""
     numbers = np.ascontiguousarray(vectors)
     return orjson.Fragment(orjson.dumps(numbers, option=orjson.OPT_SERIALIZE_NUMPY))
-
-
-def finished(
-    event: EmbeddingEvent, service: Service, kind: int | None, dimensions: int | None
-) -> Sequence[NDArray[np.float32]]:
-    """The vectors to send, normalized unless they belong to single tokens."""
-    info = service.info.embedding
-    if info is not None and info.pooling == "none":
-        return event.vectors
-    usual = service.served.config.embedding.embd_normalize
-    wanted = usual if kind is None else kind
-    return [normalize(vectors[:, :dimensions], wanted) for vectors in event.vectors]
 
 
 def _openai_answer(
