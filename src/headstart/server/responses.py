@@ -100,19 +100,17 @@ class ResponseStore:
     def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         """The response, unless it was dropped."""
         with self._lock:
-            if (tenant, response_id) not in self._stored:
-                return None
-            self._stored.move_to_end((tenant, response_id))
-            return self._stored[tenant, response_id]
+            stored = self._stored.get((tenant, response_id))
+            if stored is not None:
+                self._stored.move_to_end((tenant, response_id))
+            return stored
 
     def drop(self, tenant: str, response_id: str) -> None:
         with self._lock:
             stored = self._stored.pop((tenant, response_id), None)
             if stored is not None:
-                self._numbers[tenant] -= 1
-                self._sizes[tenant] -= stored.num_bytes
-                if not self._numbers[tenant]:
-                    del self._numbers[tenant], self._sizes[tenant]
+                self._numbers -= Counter({tenant: 1})
+                self._sizes -= Counter({tenant: stored.num_bytes})
 
     def _drop_oldest(self, tenant: str) -> None:
         self.drop(*next(name for name in self._stored if name[0] == tenant))
