@@ -60,8 +60,6 @@ class Guard:
         self._app = app
         self._keys = load_keys(config)
         self._websites = WebsitePolicy(config, has_keys=bool(self._keys))
-        self._tenant_header = config.tenant_header
-        self._max_bytes = config.max_body_mb * 2**20
         self._config = config
         self._why_not_ready = why_not_ready
         self._running: Counter[str] = Counter()  # requests by tenant
@@ -130,11 +128,9 @@ class Guard:
             raise ApiError(
                 401, "Invalid API Key: send one as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'"
             )
-        name = headers.get(self._tenant_header, "") if self._tenant_header else ""
-        if self._tenant_header:
-            tenant = tenants.namespace_of_tenant(name)
-        else:
-            tenant = tenants.namespace_of_key(key)
+        header = self._config.tenant_header
+        name = headers.get(header, "") if header else ""
+        tenant = tenants.namespace_of_tenant(name) if header else tenants.namespace_of_key(key)
         return Caller(tenant, is_trusted=True, has_tenants=len(self._keys) > 1 or bool(name))
 
     def _matching(self, headers: Headers) -> bytes | None:
@@ -150,9 +146,9 @@ class Guard:
         """Count the body's bytes while reading; beyond the limit drop the rest and raise 413, or
         503 if all bodies in memory would take too much.
         """
-        limit, num_bytes, held = self._max_bytes, 0, self._body_bytes
+        limit, num_bytes, held = self._config.max_body_mb * 2**20, 0, self._body_bytes
         most = max(MAX_BODY_BYTES, 8 * limit)
-        if len(self._keys) < 2 and not self._tenant_header:
+        if len(self._keys) < 2 and not self._config.tenant_header:
             most *= 2  # because `may_take` grants half
         is_declared = int(headers.get("content-length") or 0) > limit
 
