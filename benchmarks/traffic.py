@@ -1,9 +1,8 @@
-"""What requests notice of a router, of each other, and of `headstart tune`.
+"""What requests notice of a router and of each other.
 
     python -m benchmarks.traffic latency [--streams 1,8,32]
     python -m benchmarks.traffic pause --model models/0.2b-Q4_K_M.gguf [--tokens 4000]
     python -m benchmarks.traffic flood --model models/0.2b-Q4_K_M.gguf [--flood 40]
-    python -m benchmarks.traffic tuned --model models/0.2b-Q4_K_M.gguf [--rounds 6]
 
 latency   the same server asked directly and through the router, in turn: milliseconds to the first
           token and between tokens, median and 99th percentile. The server answers at a fixed pace,
@@ -11,19 +10,13 @@ latency   the same server asked directly and through the router, in turn: millis
 pause     the time between two tokens of a stream while another tenant's long prompt is read
 flood     the median time to the first token of a tenant that asks now and then, alone and while
           another one always has many requests
-tuned     tokens/s of the first and of the tenth request of a server that starts from a profile of
-          tune, and in turn of one without; the same question by ten tenants, so that nothing but
-          what control has learned meanwhile makes a difference. The first must have 0.95 of the
-          tenth, which may not be slower than without the profile
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -38,9 +31,9 @@ from typing import Any
 
 import numpy as np
 
-from headstart.extras.bench.client import HEADSTART, TENANT_HEADER, Answer, Client, running
-from headstart.extras.bench.library import Question, make_questions
-from headstart.extras.bench.report import MeanRatio, table_head, table_row
+from headstart.extras.bench.client import HEADSTART, Answer, Client, running
+from headstart.extras.bench.library import Question
+from headstart.extras.bench.report import table_head, table_row
 
 TOKENS = 25  # of an answer, for latency
 ROUNDS = 6  # how often each way is asked, in turn
@@ -135,45 +128,6 @@ def flood(options: argparse.Namespace, flags: Sequence[str]) -> None:
     )
 
 
-def tuned(options: argparse.Namespace, flags: Sequence[str]) -> None:
-    """Two rows, and whether that is right."""
-    flags = ["-m", str(options.model), "--parallel", "1", "--context", "2048", *flags]
-    rates: dict[str, list[tuple[float, float]]] = {"tuned": [], "not tuned": []}
-    with tempfile.TemporaryDirectory() as name:
-        profile, copy = Path(name, "profile.json"), Path(name, "copy.json")
-        tune = [*HEADSTART, "tune", *flags, "--spec-state", str(profile)]
-        subprocess.run(tune, check=True, stdout=subprocess.DEVNULL)
-        for number in range(options.rounds):
-            shutil.copy(profile, copy)
-            for found, state in zip(rates.values(), (str(copy), "none"), strict=True):
-                found.append(first_and_tenth([*flags, "--spec-state", state], number))
-    print(table_head("server", "first / tenth request", "tokens/s of the tenth"))
-    for server, found in rates.items():
-        first = MeanRatio.of_ratios([one / ten for one, ten in found])
-        print(table_row(server, first, MeanRatio.of([ten for _, ten in found])))
-    tenths = MeanRatio.of_ratios(
-        [one[1] / two[1] for one, two in zip(*rates.values(), strict=True)]
-    )
-    print(f"tenth request, tuned / not tuned: {tenths}: {tenths.verdict}")
-
-
-def first_and_tenth(flags: Sequence[str], number: int) -> tuple[float, float]:
-    """Tokens a second of the first and the tenth request of a new server."""
-    command = [*HEADSTART, "serve", *flags, "--api-key", "one", "--tenant-header", TENANT_HEADER]
-    questions = make_questions(("edit", "continue")[number % 2], 1, f"tuned {number}")
-    rates = list[float]()
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        running(command, Path(folder, "log"), "one") as client,
-    ):
-        for tenant in range(10):
-            (answer,) = client.ask_all(
-                questions, tenant=str(tenant), temperature=0.8, max_tokens=128
-            )
-            rates.append(answer.num_tokens / (answer.arrivals[-1] - answer.sent))
-    return rates[0], rates[-1]
-
-
 def visits(client: Client, count: int, seed: int) -> Iterator[float]:
     """Seconds to the first token of requests with a pause between them."""
     random = Random(seed)
@@ -226,7 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("latency", "pause", "flood", "tuned"))
+    parser.add_argument("what", choices=("latency", "pause", "flood"))
     parser.add_argument("--streams", default="1,8,32", help="streams at the same time")
     parser.add_argument("--model", type=Path, help="of all but latency")
     parser.add_argument("--tokens", type=int, default=32_000, help="of the long prompt")
@@ -234,7 +188,6 @@ def main() -> None:
         "--requests", type=int, default=20, help="of the tenant that asks now and then"
     )
     parser.add_argument("--flood", type=int, default=100, help="requests that the other always has")
-    parser.add_argument("--rounds", type=int, default=6, help="servers that tuned starts")
     parser.add_argument("--flags", default="", help="further flags of the server")
     options = parser.parse_args()
     if options.what == "latency":
@@ -242,7 +195,7 @@ def main() -> None:
     elif options.model is None:
         parser.error(f"{options.what} needs --model")
     else:
-        measure = {"pause": pause, "flood": flood, "tuned": tuned}[options.what]
+        measure = {"pause": pause, "flood": flood}[options.what]
         measure(options, options.flags.split())
 
 

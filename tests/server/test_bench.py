@@ -18,9 +18,7 @@ from tests.server.serving import serving_models
 
 from headstart.app.cli import serve
 from headstart.config import Config, EngineConfig, SpeculationConfig
-from headstart.control.controller import Controller
-from headstart.control.state import StateFile
-from headstart.extras.bench import arms, tune
+from headstart.extras.bench import arms
 from headstart.extras.bench.client import Answer, Client, running
 from headstart.extras.bench.command import COMMAND
 from headstart.extras.bench.library import read_questions
@@ -69,24 +67,6 @@ def test_any_server_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert line.startswith("| agent | 0.8 | 2 |")
 
 
-def test_a_tuned_server_need_not_time_its_steps(prompts: Path, capsys) -> None:
-    profile = prompts.with_suffix(".json")
-    flags = ["--prompts", str(prompts), "--tokens", "8", "--quick", "--context", "1024", "--json"]
-    assert tune.COMMAND([*flags, "--spec-state", str(profile)]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["profile"] == str(profile)
-    assert list(found["arms"]) == ["auto:suffix", "auto:draft-model", "auto"]
-    assert set(found["pays_from"]) == {"suffix", "draft-model"}
-    controller = Controller()
-    assert controller.load(StateFile(profile, {})) == ""
-    assert controller.knows_costs(8)
-
-
-def test_tune_needs_a_place_for_the_profile() -> None:
-    with pytest.raises(ConfigError, match="keeps no profile"):
-        tune.COMMAND(["--spec-state", "none"])
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -121,7 +101,7 @@ Started = list[tuple[list[str], str, Mapping[str, str]]]
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> Started:
-    """Servers of bench and tune, none of which is started."""
+    """Servers of bench, none of which is started."""
     found: Started = []
 
     def running(
@@ -136,10 +116,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
 
 
 @pytest.mark.parametrize("flags", [[], ["--cache-disk", "100"]])
-@pytest.mark.parametrize("command", [COMMAND, tune.COMMAND])
-def test_its_server_keeps_prompts_on_the_disk_only_if_that_was_asked_for(command, flags, started):
+def test_its_server_keeps_prompts_on_the_disk_only_if_that_was_asked_for(flags, started) -> None:
     with suppress(HeadstartError):
-        command(flags)
+        COMMAND(flags)
     ((words, _, _),) = started
     assert [words[i : i + 2] for i, word in enumerate(words) if word == "--cache-disk"] == (
         [flags] if flags else []
@@ -175,18 +154,17 @@ def test_its_server_computes_as_the_users_but_is_not_reached_and_records_nothing
     assert config.scheduler.kv_unified, "each question may use the whole context"
 
 
-@pytest.mark.parametrize("command", [COMMAND, tune.COMMAND])
-def test_its_server_has_the_preset_of_its_model(command, started: Started, tmp_path, monkeypatch):
+def test_its_server_has_the_preset_of_its_model(started: Started, tmp_path, monkeypatch) -> None:
     file = tmp_path / "models.ini"
     file.write_text("[some]\nc = 1024\nnp = 2\nport = 9\nrecord-mb = 2\n")
     monkeypatch.setenv("HEADSTART_MODELS_PRESET", str(file))
     with suppress(HeadstartError):
-        command(["-m", "x.gguf", "-np", "3"])
+        COMMAND(["-m", "x.gguf", "-np", "3"])
     ((_, text, _),) = started
     assert {"context = 1024", "parallel = 3", 'model = "x.gguf"'} <= set(text.splitlines())
     assert "models_preset" not in text
     with pytest.raises(ConfigError, match="name the one to measure"):
-        command([])
+        COMMAND([])
 
 
 SERVER = """

@@ -51,7 +51,7 @@ def test_what_is_loaded_prices_steps_as_what_was_saved_and_drafts_nearly_so(tmp_
 def test_what_was_learned_of_other_texts_makes_no_server_slower_than_one_that_knows_nothing(
     tmp_path: Path,
 ) -> None:
-    """As `headstart tune` does: drafts of other texts mostly fail, and those of the next do not."""
+    """Drafts of other texts mostly fail, and those of the next do not."""
     shares, path = list[float](), tmp_path / "state.json"
     for curve, seed in product(("iq4", "gpu"), (1, 2, 3)):
         tuned, loaded, new = Controller(), Controller(), Controller()

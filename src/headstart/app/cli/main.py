@@ -20,7 +20,6 @@ COMMANDS = {
     "serve": "start the server",
     "generate": "continue a prompt and show which tokens were drafted",
     "bench": "measure what drafts give on this machine",
-    "tune": "measure this machine before the first user comes",
     "backend": "download libllama for this machine, so that nothing is compiled",
     "verify": "compare texts with speculation and without, on this machine",
     "devices": "list what libllama can compute on",

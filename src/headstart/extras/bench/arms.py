@@ -14,17 +14,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
 from headstart.app.cli.arguments import LLAMA_SERVERS, PREFIX
-from headstart.app.cli.devices import ENGINE_PARTS
 from headstart.app.cli.resolve import Resolved
 from headstart.extras.bench.client import HEADSTART, TENANT_HEADER, Client, running
 from headstart.extras.bench.comparison import AUTO, OFF, OTHER
 from headstart.types.errors import ConfigError, HeadstartError
 
-# the settings that a measured server takes over; not how it is reached, nor what it keeps
-SETTINGS = (
-    *ENGINE_PARTS, "chat", "sampling", "api_key", "chat_template", "chat_template_file",
-    "image_urls", "media_path", "max_body_mb", "models_preset",
-)  # fmt: skip
 _KEY = "bench"
 
 Fields = Mapping[str, Any]
@@ -99,13 +93,10 @@ def open_url(url: str, key: str) -> dict[str, Client]:
     return {"server": Client(client.url, key, {"model": listed[0].get("id", "default")})}
 
 
-def open_server(
-    resolved: Resolved, slots: int, folder: Path, stack: ExitStack, *, keeps_state: bool
-) -> Client:
+def open_server(resolved: Resolved, slots: int, folder: Path, stack: ExitStack) -> Client:
     """Start Headstart with the given flags; it runs until the stack is closed.
 
-    With `keeps_state` control's learning is kept for users, otherwise it starts empty and is
-    discarded.
+    Control's learning starts empty and is discarded, unless a flag names its file.
 
     All our arms share it, so that one model is loaded. Each arm is a separate tenant, without
     access to prompts and past answers of others.
@@ -133,7 +124,7 @@ def open_server(
         command += ["--kv-unified"]
     if resolved.origins["cache_disk"] == "flag":  # the environment of `started` beats the file
         command += ["--cache-disk", str(values["cache_disk"])]
-    if not keeps_state and resolved.origins["spec_state"] == "default":
+    if resolved.origins["spec_state"] == "default":
         command += ["--spec-state", str(folder / "state.json")]
     return stack.enter_context(running(command, folder / "server.log", _KEY, environment))
 

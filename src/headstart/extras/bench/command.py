@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from headstart.app.cli.command import Command
+from headstart.app.cli.devices import ENGINE_PARTS
 from headstart.app.cli.resolve import Resolved
 from headstart.app.cli.settings import settings_of
 from headstart.config import option
 from headstart.extras.bench import steps
 from headstart.extras.bench.arms import (
-    SETTINGS,
     open_arms,
     open_others,
     open_server,
@@ -31,6 +31,11 @@ from headstart.extras.bench.picture import picture
 from headstart.extras.bench.tables import facts, tables
 from headstart.types.errors import ConfigError
 
+# the settings that a measured server takes over; not how it is reached, nor what it keeps
+SETTINGS = (
+    *ENGINE_PARTS, "chat", "sampling", "api_key", "chat_template", "chat_template_file",
+    "image_urls", "media_path", "max_body_mb", "models_preset",
+)  # fmt: skip
 N = TypeVar("N", int, float)
 
 
@@ -97,7 +102,7 @@ def run(resolved: Resolved) -> int:
             server = None
             clients = open_url(options.url, str(resolved.values["api_key"] or ""))
         else:
-            server = open_server(resolved, most_users, folder, stack, keeps_state=False)
+            server = open_server(resolved, most_users, folder, stack)
             clients = open_arms(server, settings)
         clients |= open_others(options.against or "", folder, stack)
         warm(clients, most_users)

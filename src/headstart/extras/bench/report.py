@@ -41,11 +41,6 @@ class MeanRatio(NamedTuple):
     error: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> MeanRatio:
-        """The arithmetic mean."""
-        return cls(statistics.fmean(values), standard_error(values))
-
-    @classmethod
     def of_ratios(cls, ratios: Sequence[float]) -> MeanRatio:
         """The geometric mean, with the error of the logarithms times the mean."""
         logs = [math.log(ratio) for ratio in ratios]

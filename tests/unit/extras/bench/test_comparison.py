@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -17,10 +18,9 @@ from headstart.extras.bench.command import BenchOptions, measure
 from headstart.extras.bench.comparison import AUTO, LEAST_ROUNDS, OFF, Cell, Scores, bases, compare
 from headstart.extras.bench.library import Question
 from headstart.extras.bench.picture import picture
-from headstart.extras.bench.report import MeanRatio, table_head, table_row
+from headstart.extras.bench.report import MeanRatio, standard_error, table_head, table_row
 from headstart.extras.bench.steps import break_even, time_steps
 from headstart.extras.bench.tables import verdicts
-from headstart.extras.bench.tune import pays_from
 from headstart.testing import FakeEngine
 from headstart.types import CacheKind
 from headstart.types.errors import ConfigError
@@ -160,7 +160,7 @@ def test_a_picture_shows_every_line_curve_and_price() -> None:
 
 def test_the_error_of_many_values_is_the_standard_error() -> None:
     values = [1.0, 2.0, 3.0] * 1000
-    assert MeanRatio.of(values).error == pytest.approx(math.sqrt(2 / 3 / 3000), rel=1e-3)
+    assert standard_error(values) == pytest.approx(math.sqrt(2 / 3 / 3000), rel=1e-3)
 
 
 @pytest.mark.parametrize("num_values", [2, 3, 5, 10, 11, 30])
@@ -168,7 +168,8 @@ def test_two_errors_miss_the_truth_once_in_twenty_times_however_few_values(num_v
     random, num_runs = Random(num_values), 5_000
     misses = 0
     for _ in range(num_runs):
-        found = MeanRatio.of([random.gauss(1.0, 0.1) for _ in range(num_values)])
+        values = [random.gauss(1.0, 0.1) for _ in range(num_values)]
+        found = MeanRatio(statistics.fmean(values), standard_error(values))
         misses += found.verdict != "no difference"
     assert 0.035 < misses / num_runs < 0.06
 
@@ -178,7 +179,7 @@ def test_a_ratio_and_its_inverse_average_to_one() -> None:
 
 
 def test_one_value_has_no_error() -> None:
-    assert str(MeanRatio.of([1.5])) == "1.50"
+    assert str(MeanRatio(1.5, standard_error([1.5]))) == "1.50"
 
 
 def test_a_table_has_a_cell_for_each_column() -> None:
@@ -215,18 +216,3 @@ def test_a_draft_gives_as_many_tokens_as_it_costs_steps_where_it_breaks_even(num
 
 def test_a_draft_that_costs_a_step_a_token_never_pays() -> None:
     assert break_even(3, 4.0) is None
-
-
-def test_tune_says_when_a_draft_model_can_never_pay_and_else_from_which_acceptance() -> None:
-    rows = {"1": 10.0, "2": 12.0, "3": 18.0, "4": 16.0, "5": 30.0}
-
-    def rate_and_length(round_ms: float) -> list[float]:
-        models = {"draft-model": {"round_ms": {"1": round_ms, "4": 1.0}}}
-        return [
-            *(pays_from({"cost_ms": {"rows": rows}, "draft_models": models}, "draft-model") or ())
-        ]
-
-    assert rate_and_length(1.0) == pytest.approx([0.3, 1])  # 3 of 10 milliseconds for a token
-    assert rate_and_length(0.0) == pytest.approx([0.2, 1])
-    assert rate_and_length(9.0) == []
-    assert pays_from({"cost_ms": {}, "draft_models": {}}, "suffix") is None
