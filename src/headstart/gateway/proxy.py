@@ -63,15 +63,12 @@ class Proxy:
         self._busy: defaultdict[str, set[Connection]] = defaultdict(set)
         self._tls: ssl.SSLContext | None = None
 
-    async def open(
-        self, backend: Backend, scope: Scope, body: bytes = b"", *, wants_first_piece: bool = True
-    ) -> Connection:
+    async def open(self, backend: Backend, scope: Scope, body: bytes = b"") -> Connection:
         """Send the request of an ASGI scope; return when the answer has begun, whatever its status
         is. Its connection is to be given back, by `relay`, `read` or `give_back`.
 
-        Args:
-            wants_first_piece: also wait for the start of the body, so that a failure before the
-                first token precedes the answer. Not for streams that may stay silent.
+        An answer has begun with the start of its body, so that a failure before the first token
+        precedes it; that of GET and HEAD, which may be a stream that stays silent, with its head.
 
         Raises:
             BackendError: no answer began; `was_sent` says whether the request may have been read.
@@ -87,7 +84,7 @@ class Proxy:
             head = head_of(scope["method"], parts.path + target, headers)
             connection.send(head, body, is_head_only=scope["method"] == "HEAD")
             await connection.wait_for_head()
-            if wants_first_piece:
+            if scope["method"] not in ("GET", "HEAD"):
                 await connection.wait_for_body()
         except BaseException:
             self.give_back(connection)  # closes it: the answer is not complete

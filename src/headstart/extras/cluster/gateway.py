@@ -10,8 +10,9 @@ from ray.serve.handle import DeploymentHandle
 
 from headstart.config import ServerConfig
 from headstart.gateway.balancer.app import create_app
-from headstart.gateway.balancer.balancer import Fleet
+from headstart.gateway.balancer.fleet import Fleet
 from headstart.gateway.balancer.options import RoutingOptions
+from headstart.gateway.proxy import Backend
 
 log = logging.getLogger(__name__)
 
@@ -52,4 +53,4 @@ class GatewayActor:
         for one in found:
             if one["name"] not in replicas:
                 headers = {"authorization": f"Bearer {one['key']}"}
-                self._fleet.add(one["name"], one["url"], headers)
+                self._fleet.add(Backend(name=one["name"], url=one["url"], headers=headers))

@@ -15,10 +15,10 @@ from starlette.routing import Route
 
 from headstart.config import Config, ServerConfig
 from headstart.gateway.balancer import health
-from headstart.gateway.balancer.balancer import Fleet
+from headstart.gateway.balancer.fleet import Fleet
 from headstart.gateway.balancer.options import BalancerOptions, RoutingOptions
 from headstart.gateway.balancer.routing import Routing
-from headstart.gateway.proxy import Proxy
+from headstart.gateway.proxy import Backend, Proxy
 from headstart.gateway.router.child import TENANT_HEADER
 from headstart.server import errors
 from headstart.server.body import read_object
@@ -105,7 +105,7 @@ async def _obey(http: HttpRequest) -> Response:
             if name is None:
                 raise ApiError(400, 'the body must be {"backend": NAME}')
             for replica in fleet.replicas.values():
-                if name in (replica.name, replica.url):
+                if name in (replica.name, replica.backend.url):
                     replica.is_draining = order == "drain"
                     return json_response(replica.describe())
             known = ", ".join(fleet.replicas)
@@ -124,7 +124,7 @@ def serve(options: BalancerOptions, config: Config, announce: Callable[[str], No
     headers = {"authorization": f"Bearer {key}"} if key else {}
     fleet = Fleet()
     for url in options.urls():
-        fleet.add(_name(url), url, headers)
+        fleet.add(Backend(name=_name(url), url=url, headers=headers))
     if not fleet.replicas:
         raise ConfigError("there is no backend; name each with --backend http://HOST:PORT")
     settings = uvicorn_config(create_app(config.server, fleet, options), config.server)

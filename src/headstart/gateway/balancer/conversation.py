@@ -19,9 +19,6 @@ import orjson
 from headstart.gateway.balancer.prefixes import block_hashes
 from headstart.server.body import read_object
 
-# fields of a body with its text
-SAID = ("messages", "input_extra", "input", "input_prefix", "prompt", "input_suffix")
-MAX_TEXT_BYTES = 2**20  # of a conversation; what is longer is known by its beginning
 MAX_END_BYTES = 2**18  # of an answer, in which its timings are looked for
 # base64, in lines or not
 _FILE = re.compile(rb'"(?:data:[\w/.+-]+;base64,)?([\w+/\\-]{4096,}+={0,2}[\\rn]{0,4})"')
@@ -47,14 +44,16 @@ def read(body: bytes, tenant: str = "") -> Asked:
     if not body[:64].lstrip().startswith(b"{"):
         return Asked()
     found = read_object(body)
-    said = b"".join(orjson.dumps(found[name])[:-1] for name in SAID if found.get(name))
+    texts = ("messages", "input_extra", "input", "input_prefix", "prompt", "input_suffix")
+    said = b"".join(orjson.dumps(found[name])[:-1] for name in texts if found.get(name))
     said = _FILE.sub(_digest, said)
     if not said:
         return Asked()
     # most templates write them before the messages, so a change in them is one at the beginning
     names = ("model", "tools", "system", "instructions", "chat_template_kwargs")
     head = orjson.dumps([tenant, *map(found.get, names)])
-    text = (blake2b(head, digest_size=16).digest() + said)[:MAX_TEXT_BYTES]
+    # a longer conversation is known by its beginning
+    text = (blake2b(head, digest_size=16).digest() + said)[: 2**20]
     known = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
     limits = [found[name] for name in known if isinstance(found.get(name), int)]
     return Asked(

@@ -9,10 +9,9 @@ from typing import Any
 
 import orjson
 
-from headstart.gateway.balancer.balancer import Fleet
+from headstart.gateway.balancer.fleet import Fleet, Replica
 from headstart.gateway.balancer.policy import Load
-from headstart.gateway.balancer.replica import Replica
-from headstart.gateway.proxy import Backend, Proxy
+from headstart.gateway.proxy import Proxy
 from headstart.types.errors import BackendError
 
 log = logging.getLogger(__name__)
@@ -68,8 +67,7 @@ def requests_of(metrics: bytes) -> tuple[int, int]:
 
 
 async def _get(replica: Replica, proxy: Proxy, path: str) -> tuple[int, bytes, dict[bytes, bytes]]:
-    backend = Backend(name=replica.name, url=replica.url, headers=replica.headers)
-    answer = await proxy.open(backend, {"method": "GET", "path": path})
+    answer = await proxy.open(replica.backend, {"method": "GET", "path": path})
     return answer.status, await proxy.read(answer), dict(answer.headers)
 
 

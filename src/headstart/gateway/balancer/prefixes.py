@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 BLOCK_BYTES = 128  # some 32 tokens
-MAX_BYTES = 2**25  # of text that a replica is believed to keep
 
 
 def block_hashes(text: bytes) -> list[int]:
@@ -22,10 +21,10 @@ class Prefixes:
     """Beginnings of texts that a replica has read; the least recently used are forgotten first.
 
     Bytes and not tokens, because the balancer has no vocabulary: it compares the text of prompts
-    before any template (`conversation.py`).
+    before any template (`conversation.py`). A replica is believed to keep `capacity_bytes`.
     """
 
-    def __init__(self, capacity_bytes: float = MAX_BYTES) -> None:
+    def __init__(self, capacity_bytes: float = 2**25) -> None:
         self.capacity_bytes = capacity_bytes
         # oldest first; a block is never newer than the one before it in its text
         self._blocks: OrderedDict[int, None] = OrderedDict()

@@ -11,16 +11,16 @@ import logging
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
-from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.conversation import MAX_END_BYTES, Asked, read, timings_of
+from headstart.gateway.balancer.fleet import Fleet, Flight
 from headstart.gateway.balancer.options import RoutingOptions
-from headstart.gateway.balancer.replica import Flight, Replica
-from headstart.gateway.proxy import Backend, Proxy
+from headstart.gateway.proxy import Proxy
 from headstart.gateway.upstream import Connection
 from headstart.server.body import off_loop
 from headstart.server.errors import UNKNOWN_RESPONSE, ApiError
@@ -52,8 +52,6 @@ class Routing:
         self._tenant_header = tenant_header
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
         http = HttpRequest(scope, receive)
         body, tenant = await http.body(), caller_of(scope).tenant
         if not self._tenant_header:
@@ -88,12 +86,12 @@ class Routing:
         # an unhealthy replica may have a stored response
         is_sure = all(one.is_healthy for one in self._fleet.replicas.values())
         num_tries = len(replicas) if asked.needs else 1 + self._options.retries
-        wants_first = http.method not in ("GET", "HEAD")
         for replica in replicas[:num_tries]:
             flight = self._fleet.start(replica, asked)
-            headers = self._headers(replica, _key_headers(scope), tenant)
-            backend = Backend(name=replica.name, url=replica.url, headers=headers)
-            opening = self._proxy.open(backend, scope, body, wants_first_piece=wants_first)
+            own = replica.backend.headers
+            named = {**own, self._tenant_header: tenant}
+            headers = named if self._tenant_header else _key_headers(scope) or own
+            opening = self._proxy.open(replace(replica.backend, headers=headers), scope, body)
             try:
                 answer = await unless_left(http.receive, opening)
             except BackendError as error:
@@ -127,10 +125,6 @@ class Routing:
             raise self._overload()
         missing = " that has this response" if replicas else ""
         raise failure or CapacityError(f"no backend{missing} is healthy; try again later")
-
-    def _headers(self, replica: Replica, key: Mapping[str, str], tenant: str) -> Mapping[str, str]:
-        name = self._tenant_header
-        return {**replica.headers, name: tenant} if name else key or replica.headers
 
     def _overload(self) -> ApiError:
         seconds = min(60, max(1, math.ceil(self._fleet.wait_seconds())))

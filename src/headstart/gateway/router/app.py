@@ -168,5 +168,5 @@ class Forward:
         # a model's server must not keep what is kept here
         headers = [one for one in http.scope["headers"] if one[0] != HEADER.encode()]
         scope, body = {**http.scope, "headers": headers}, await http.body()
-        opening = self.proxy.open(backend, scope, body, wants_first_piece=is_task)
+        opening = self.proxy.open(backend, scope, body)
         return await unless_left(receive, opening)

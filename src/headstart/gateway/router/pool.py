@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from headstart.gateway.proxy import Backend
-from headstart.gateway.router.child import TENANT_HEADER, ChildProcess
+from headstart.gateway.router.child import ChildProcess
 from headstart.gateway.router.pooled_model import (
     LOADED,
     LOADING,
@@ -273,7 +273,7 @@ class Pool:
         match state["state"]:
             case "loaded" if "url" in state:
                 assert model.child is not None
-                headers = {"authorization": f"Bearer {model.child.key}", TENANT_HEADER.lower(): ""}
+                headers = {"authorization": f"Bearer {model.child.key}"}
                 model.backend = Backend(name=model.name, url=state["url"], headers=headers)
                 model.info, model.costly_failure = state.get("model", {}), ""
                 self._set(model, LOADED)

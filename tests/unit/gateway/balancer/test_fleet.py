@@ -10,17 +10,17 @@ from collections import Counter, deque
 import orjson
 import pytest
 
-from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.conversation import Asked, Timings, read, timings_of
+from headstart.gateway.balancer.fleet import Fleet, Flight, Replica
 from headstart.gateway.balancer.policy import TOKEN_SLOWDOWN, Load, Prices
 from headstart.gateway.balancer.prefixes import block_hashes
-from headstart.gateway.balancer.replica import Flight, Replica
+from headstart.gateway.proxy import Backend
 
 
 def make_fleet(num_replicas: int = 3) -> Fleet:
     fleet = Fleet()
     for i in range(num_replicas):
-        fleet.add(f"r{i}", f"http://r{i}", {})
+        fleet.add(Backend(name=f"r{i}", url=f"http://r{i}"))
     return fleet
 
 
@@ -105,7 +105,7 @@ def test_a_replica_that_drains_or_is_ill_gets_nothing():
 
 
 def test_a_restarted_replica_is_believed_to_know_nothing():
-    replica = Replica("a", "http://a")
+    replica = Replica(Backend(name="a", url="http://a"))
     blocks = block_hashes(b"a long text" * 100)
     replica.hear(Load(), "1")
     replica.prefixes.add(blocks)
@@ -163,7 +163,7 @@ def test_a_replica_that_comes_later_gets_its_half():
     fleet = make_fleet(1)
     for i in range(60):
         fleet.finish(fleet.start(fleet.replicas["r0"], chat(f"{i}")), Timings(0, 8, 4, 60, 60))
-    fleet.add("new", "http://new", {})
+    fleet.add(Backend(name="new", url="http://new"))
     sent = Counter[str]()
     for i in range(8):
         asked = chat(f"question {i}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import httpx2
 import orjson
@@ -13,12 +14,13 @@ from starlette.requests import Request
 from tests.unit.gateway.backends import REFUSED, note_threads, running
 
 from headstart.config import ServerConfig
-from headstart.gateway.balancer import balancer, health, routing
+from headstart.gateway.balancer import fleet as fleet_module
+from headstart.gateway.balancer import health, routing
 from headstart.gateway.balancer.app import create_app
-from headstart.gateway.balancer.balancer import Fleet
+from headstart.gateway.balancer.fleet import Fleet, Replica
 from headstart.gateway.balancer.options import BalancerOptions, RoutingOptions
 from headstart.gateway.balancer.policy import Prices
-from headstart.gateway.balancer.replica import Replica
+from headstart.gateway.proxy import Backend
 from headstart.types.errors import ConfigError
 
 CHAT = "/v1/chat/completions"
@@ -89,12 +91,12 @@ async def routed(
     fleet = Fleet()
     async with AsyncExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(balancer, "ranking", lambda costs, conversation, last: list(costs))
+        patch.setattr(fleet_module, "ranking", lambda costs, conversation, last: list(costs))
         for i, backend in enumerate(backends):
             backend.name = f"b{i}"
             url = await stack.enter_async_context(running(backend))
-            replica = Replica(backend.name, url, {"authorization": "Bearer own"})
-            fleet.replicas[backend.name] = replica
+            own = Backend(name=backend.name, url=url, headers={"authorization": "Bearer own"})
+            fleet.replicas[backend.name] = Replica(own)
         told = {one.name: one.reported for one in fleet.replicas.values()}
         options = {"health_seconds": 30, **options}
         app = create_app(ServerConfig(api_key=key), fleet, RoutingOptions(**options), watch)
@@ -141,7 +143,7 @@ async def test_another_backend_answers_if_the_first_has_not_begun(status) -> Non
 async def test_a_backend_that_is_gone_is_not_asked_again_until_it_is_back() -> None:
     async with routed(Scripted(), Scripted()) as (client, fleet):
         gone = fleet.replicas["b0"]
-        gone.url = "http://127.0.0.1:9"
+        gone.backend = replace(gone.backend, url="http://127.0.0.1:9")
         assert (await chat(client)).headers["x-by"] == "b1"
         assert not gone.is_healthy
         assert (await chat(client)).headers["x-by"] == "b1"
