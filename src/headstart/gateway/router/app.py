@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headstart.config import Config
 from headstart.gateway.proxy import Proxy
 from headstart.gateway.router.child import TENANT_HEADER
-from headstart.gateway.router.downloads import ModelStore
-from headstart.gateway.router.listing import OwnRoutes, ReadPresets
+from headstart.gateway.router.listing import OwnRoutes
 from headstart.gateway.router.metrics import render
-from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.pooled_model import PooledModel
 from headstart.gateway.upstream import Connection
 from headstart.server import guard, kept_streams
@@ -35,22 +31,13 @@ from headstart.types.errors import CapacityError
 MAX_WAITING = 512  # requests that wait though their clients may be gone; half of it per tenant
 
 
-def create_app(
-    config: Config,
-    pool: Pool,
-    read_presets: ReadPresets,
-    store: ModelStore,
-    settings: Sequence[Mapping[str, Any]] = (),
-    extras: Extras | None = None,
-) -> Starlette:
+def create_app(own: OwnRoutes, extras: Extras) -> Starlette:
     """Build the app. Models are started while it runs, and ended with it.
 
     Raises:
         ConfigError: the API key file, or what `extras` name, cannot be used.
     """
-    server = config.server
-    extras = extras or Extras()
-    own = OwnRoutes(config, pool, read_presets, store, settings)
+    server, pool = own.config.server, own.pool
     forward = Forward(own, Proxy(server.timeout))
     threads = Threads("bodies", 1, max_waiting=256)
 
@@ -63,7 +50,7 @@ def create_app(
             async with extras.running(server):
                 yield
         finally:
-            await own.close()
+            await own.downloads.close()
             await pool.close()
             threads.close()
             forward.proxy.close()

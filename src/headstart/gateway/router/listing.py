@@ -47,12 +47,12 @@ class OwnRoutes:
         pool: Pool,
         read_presets: ReadPresets,
         store: ModelStore,
-        settings: Sequence[Mapping[str, Any]],
+        settings: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self.config, self.pool = config, pool
         self._read_presets, self._settings = read_presets, settings
         self._started_at = time.time()
-        self._downloads = Downloads(store, pool.tell, self.reload)
+        self.downloads = Downloads(store, pool.tell, self.reload)
 
     def all(self) -> list[Route]:
         """Every route with its path."""
@@ -72,10 +72,6 @@ class OwnRoutes:
             Route("/api/tags", self.ollama_tags),
             Route("/api/ps", self.ollama_ps),
         ]
-
-    async def close(self) -> None:
-        """End all downloads."""
-        await self._downloads.close()
 
     async def reload(self) -> None:
         """Read again which models there are.
@@ -122,7 +118,7 @@ class OwnRoutes:
         if http.query_params.get("reload"):
             await self.reload()
         listed = [self._describe(one) for one in self._shown()]
-        names = [name for name in self._downloads.names if self.pool.find(name) is None]
+        names = [name for name in self.downloads.names if self.pool.find(name) is None]
         listed += map(_downloading, names)
         return json_response({"object": "list", "data": listed})
 
@@ -137,13 +133,13 @@ class OwnRoutes:
             raise ApiError(400, "model must be the name of a model of the hub, user/repo:QUANT")
         if self.pool.find(name) is not None:
             raise ApiError(400, f"the model {shorten(name)} already exists")
-        await self._downloads.start(name)
+        await self.downloads.start(name)
         return json_response({"success": True})
 
     async def remove(self, http: HttpRequest) -> Response:
         """Unload and delete a downloaded model, or end its download."""
         name = http.query_params.get("model", "")
-        was_downloading = await self._downloads.cancel(name)
+        was_downloading = await self.downloads.cancel(name)
         model = self.pool.models.get(name)
         if model is None and not was_downloading:
             raise ApiError(404, f"model {shorten(name)} is not found; GET /models lists them")
@@ -152,7 +148,7 @@ class OwnRoutes:
                 raise ApiError(400, f"model {shorten(name)} was not downloaded; remove its file")
             await self.pool.unloaded(model)
             try:
-                await asyncio.to_thread(self._downloads.store.remove, name)
+                await asyncio.to_thread(self.downloads.store.remove, name)
             except ModelError as error:
                 raise ApiError(400, str(error)) from error
             await self.reload()

@@ -14,9 +14,8 @@ from typing import Any
 from headstart.config import Config
 from headstart.config.logs import start_logging
 from headstart.gateway.router.app import create_app
-from headstart.gateway.router.child import ChildProcess
 from headstart.gateway.router.downloads import ModelStore
-from headstart.gateway.router.listing import ReadPresets
+from headstart.gateway.router.listing import OwnRoutes, ReadPresets
 from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.pooled_model import LoadLimits, parse_memory
 from headstart.gateway.router.presets import MAIN, PROCESS_BYTES, Estimate, ModelPreset
@@ -45,10 +44,10 @@ def serve(
     _check_startup(presets, config.router.models_max)
     memory = parse_memory(config.router.models_memory)
     limits = LoadLimits(config.router.models_max, memory)
-    pool = Pool(presets, limits, ChildProcess, partial(estimate, dict(memory)))
+    pool = Pool(presets, limits, measure=partial(estimate, dict(memory)))
     extras = Extras.of(config.tools, os.environ)
     config = replace(config, server=extras.applied(config.server))
-    app = create_app(config, pool, read_presets, store, settings, extras)
+    app = create_app(OwnRoutes(config, pool, read_presets, store, settings), extras)
 
     async def stop() -> None:
         pool.events.close()

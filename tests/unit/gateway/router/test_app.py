@@ -15,7 +15,9 @@ from headstart.config import Config, RouterConfig, ServerConfig
 from headstart.gateway.router import app as app_module
 from headstart.gateway.router import listing
 from headstart.gateway.router.app import create_app
+from headstart.gateway.router.listing import OwnRoutes
 from headstart.server import sse
+from headstart.server.extra_routes import Extras
 
 PROMPT, NAMED = {"prompt": "a"}, {"X-Conversation-Id": "c"}
 
@@ -64,10 +66,11 @@ async def router(*models, max_models=0, presets=None, server=None, store=None, *
         children = FakeChildren(url)
         pool = pool_of(children, *models, max_models=max_models)
         config = Config(router=RouterConfig(**flags), server=server or ServerConfig())
-        app = create_app(config, pool, lambda: presets or [], store or FakeStore())
+        own = OwnRoutes(config, pool, lambda: presets or [], store or FakeStore())
+        app = create_app(own, Extras())
         async with (
-            running(app, lifespan="on") as own,
-            httpx2.AsyncClient(base_url=own, trust_env=False, timeout=60) as client,
+            running(app, lifespan="on") as address,
+            httpx2.AsyncClient(base_url=address, trust_env=False, timeout=60) as client,
         ):
             yield Routed(children, echo, client, pool)
             echo.go_on.set()
