@@ -173,7 +173,7 @@ def own_group(*files: int) -> dict[str, Any]:
 
 def kill_group(process: int) -> None:
     """Kill a process of `own_group` and its children."""
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: ended, not reaped yet
         os.killpg(process, signal.SIGKILL)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headstart.extras.tools import supervisor
+from headstart.structures.system import kill_group, own_group
 
 # what programs inherit: no keys and tokens
 SHARED = re.compile(
@@ -86,7 +87,7 @@ async def run_command(
             stderr=errors,
             cwd=folder or None,
             env=shared_environment(),
-            start_new_session=True,
+            **own_group(),
         )
     except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
         return Finished(f"cannot run {arguments[0]}: {error}".encode(), None)
@@ -120,8 +121,7 @@ async def run_command(
 
 async def end_process(process: asyncio.subprocess.Process) -> None:
     """Kill a program with its children, and wait a second at most until they are gone."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+    kill_group(process.pid)
     with suppress(TimeoutError):
         await asyncio.wait_for(process.wait(), 1.0)
 

@@ -12,13 +12,13 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from headstart.extras.tools.command import CommandLimits, Finished, run_command
 from headstart.types.errors import HeadstartError
 
 MAX_LINES = 2**31 - 1  # accepted by every head and tail
-LISTING_BYTES = 8 * 2**20
 ENGINES = ("docker", "podman")
 
 EntryKind = Literal["file", "dir", "all"]
@@ -101,13 +101,14 @@ class Machine:
         A folder's path ends with a slash. If only files are asked for, those that git ignores are
         left out.
         """
+        list_paths = partial(self._script, path=base, output_bytes=8 * 2**20)
         if kind == "file":
             # all files, `//`, then the deleted ones; each terminated by NUL
             script = (
                 'cd "$1" && git ls-files -z --cached --others --exclude-standard && '
                 'printf "//\\0" && git ls-files -z --deleted'
             )
-            done = await self._script(script, base, output_bytes=LISTING_BYTES)
+            done = await list_paths(script)
             if done.is_success:
                 names, _, deleted = done.output.partition(b"//\0")
                 gone = {*_paths(deleted)}
@@ -117,7 +118,7 @@ class Machine:
         for is_folder in (True, False):
             if kind != ("file" if is_folder else "dir"):
                 script = _find_script(max_depth, is_folder=is_folder)
-                done = await self._script(script, base, output_bytes=LISTING_BYTES)
+                done = await list_paths(script)
                 found += [path.removeprefix("./") + "/" * is_folder for path in _paths(done.output)]
                 # `find` fails if a folder cannot be read
                 is_cut = is_cut or done.is_cut or not done.is_success

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mcp import ClientSession, MCPError, StdioServerParameters, stdio_client
@@ -26,7 +25,6 @@ log = logging.getLogger(__name__)
 logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
 
 T = TypeVar("T")
-DISCOVERY_SECONDS = 10.0  # for a server to list its tools at the start
 
 
 class McpServer:
@@ -44,11 +42,12 @@ class McpServer:
 
     async def discover(self) -> list[Tool]:
         """The server's tools; none, with a warning, if it does not work."""
+        seconds = 10.0
         try:
-            async with asyncio.timeout(DISCOVERY_SECONDS):
+            async with asyncio.timeout(seconds):
                 listed = await self._list_tools()
         except (ToolError, TimeoutError) as error:
-            reason = str(error) or f"no answer within {DISCOVERY_SECONDS:.0f} seconds"
+            reason = str(error) or f"no answer within {seconds:.0f} seconds"
             log.warning("the tools of the MCP server %s are left out: %s", self.name, reason)
             await self.close()
             return []
@@ -122,14 +121,6 @@ class McpServer:
 
     async def _hold(self, started: asyncio.Future[ClientSession]) -> None:
         """Keep the program running until `close`; the task that starts it must also end it."""
-        try:
-            async with AsyncExitStack() as stack:
-                started.set_result(await self._start(stack))
-                await self._ending.wait()
-        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
-            raise ToolError(f"the MCP server {self.name} cannot be started: {error}") from error
-
-    async def _start(self, stack: AsyncExitStack) -> ClientSession:
         config = self._config
         parameters = StdioServerParameters(
             command=config.command,
@@ -137,13 +128,19 @@ class McpServer:
             env=shared_environment() | config.env,
             cwd=config.cwd,
         )
-        read, write = await stack.enter_async_context(stdio_client(parameters))
-        # the SDK closes the sender at the end of the program's output
-        answers = cast("MemoryObjectReceiveStream[Any]", read)
-        self._has_ended = lambda: answers.statistics().open_send_streams == 0
         info = Implementation(name="headstart", version=__version__)
-        session = ClientSession(read, write, config.timeout_ms / 1000, client_info=info)
-        return await stack.enter_async_context(session)
+        try:
+            async with (
+                stdio_client(parameters) as (read, write),
+                ClientSession(read, write, config.timeout_ms / 1000, client_info=info) as session,
+            ):
+                # the SDK closes the sender at the end of the program's output
+                answers = cast("MemoryObjectReceiveStream[Any]", read)
+                self._has_ended = lambda: answers.statistics().open_send_streams == 0
+                started.set_result(session)
+                await self._ending.wait()
+        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
+            raise ToolError(f"the MCP server {self.name} cannot be started: {error}") from error
 
     async def _answer(self, answer: Awaitable[T]) -> T:
         try:

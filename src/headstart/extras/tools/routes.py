@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 from starlette.applications import Starlette
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 routes = Routes()
 
-T = TypeVar("T")
 BUILT_IN = (
     read_file,
     file_glob_search,
@@ -124,13 +123,24 @@ class HostedTools(Extra):
             HeadstartError: the folder or runtime cannot be used.
             CapacityError: the server is ending.
         """
+
+        async def run() -> dict[str, Any]:
+            machine = machine_of(runtime or await self._runtime.name(), folder)
+            return await tool.run(ToolInvocation(arguments, machine, wants_base64, on_output))
+
+        running = asyncio.ensure_future(run())
+        self._running.add(running)
         try:
-            runtime = runtime or await self._unless_closed(self._runtime.name())
-            machine = machine_of(runtime, folder)
-            call = ToolInvocation(arguments, machine, wants_base64, on_output)
-            return await self._unless_closed(tool.run(call))
+            return await running
         except ToolError as error:
             return {"error": str(error)}
+        except asyncio.CancelledError:
+            if self._is_closed:
+                raise CapacityError("the server is shutting down") from None
+            raise
+        finally:
+            running.cancel()
+            self._running.discard(running)
 
     async def close(self) -> None:
         """End running calls and all programs."""
@@ -140,20 +150,6 @@ class HostedTools(Extra):
             one.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         await asyncio.gather(self._runtime.close(), *(server.close() for server in self._servers))
-
-    async def _unless_closed(self, work: Awaitable[T]) -> T:
-        """Await work that is cancelled when the tools close."""
-        running = asyncio.ensure_future(work)
-        self._running.add(running)
-        try:
-            return await running
-        except asyncio.CancelledError:
-            if self._is_closed:
-                raise CapacityError("the server is shutting down") from None
-            raise
-        finally:
-            running.cancel()
-            self._running.discard(running)
 
     async def _discover(self) -> None:
         found = await asyncio.gather(*(server.discover() for server in self._servers))

@@ -22,7 +22,6 @@ from headstart.extras.tools.tool import (
 )
 
 MAX_RESULTS = 100
-MAX_REMOTE_BYTES = 64 * 2**20  # fetched from another machine for one search
 # a pattern may run forever, so it needs a process that can be killed
 GREP_LIMITS = CommandLimits(seconds=20, output_bytes=4 * 2**20)
 IGNORED = (
@@ -148,7 +147,7 @@ async def _files(call: ToolInvocation) -> list[tuple[str, str, str | None]]:
     if not machine.is_remote:
         return [(name, whole, None) for name, whole in named]
     read: list[tuple[str, str, str | None]] = []
-    left = MAX_REMOTE_BYTES
+    limit = left = 64 * 2**20  # bytes fetched from another machine for one search
     for name, whole in named:
         content = await machine.read(whole)
         if content is None:
@@ -156,7 +155,7 @@ async def _files(call: ToolInvocation) -> list[tuple[str, str, str | None]]:
         left -= len(content)
         if left < 0:
             raise ToolError(
-                f"the files hold more than {MAX_REMOTE_BYTES >> 20} MiB, all of which would be "
+                f"the files hold more than {limit >> 20} MiB, all of which would be "
                 "fetched; narrow path or include"
             )
         read.append((name, whole, content.decode("utf-8", "replace")))
