@@ -42,7 +42,7 @@ from headstart.config import (
     SpeculationConfig,
 )
 from headstart.engine.model import Model
-from headstart.extras.bench.library import WORKLOADS, Question, read_library
+from headstart.extras.bench.library import WORKLOADS, Question
 from headstart.extras.bench.report import table_head, table_row
 from headstart.extras.distill.candidates import Candidates
 from headstart.extras.distill.measure import Findings
@@ -119,7 +119,7 @@ def questions(count: int, seed: int, *, is_plain: bool) -> Iterator[Question]:
     if not is_plain:
         yield from map(port_question, random.sample(functions()[NUM_SHIFTED:], count))
     while is_plain and num < count:
-        if (question := WORKLOADS[random.choice(MIX)](read_library(), random)) is not None:
+        if (question := WORKLOADS[random.choice(MIX)](random)) is not None:
             num += 1
             yield question
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from headstart.extras.bench.library import (
     WORKLOADS,
     Question,
+    any_function,
     make_questions,
     num_tokens,
-    read_library,
     renaming,
 )
 from headstart.types.errors import ConfigError
@@ -35,10 +35,10 @@ def make_prompts(workload: str, count: int, seed: int) -> list[Prompt]:
     """The first `count` prompts of a workload; another seed gives others."""
     if workload in WORKLOADS:
         return [Prompt(text_of(q), q.max_tokens) for q in make_questions(workload, count, seed)]
-    random, functions = Random(f"{workload}-{seed}"), read_library().functions
+    random = Random(f"{workload}-{seed}")
     prompts: list[Prompt] = []
     while len(prompts) < count:
-        function = random.choice(functions)
+        function = any_function(random)
         if (names := renaming(function, random)) is not None:
             script = re.sub(rf"\b{names[0]}\b", names[1], function.block)
             asked = f"Rename `{names[0]}` to `{names[1]}`:\n{function.block}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from headstart.app.cli.command import Command
 from headstart.app.cli.resolve import Resolved
-from headstart.config.logs import start_logging
 from headstart.gateway.balancer.options import SERVER_SETTINGS, BalancerOptions
 
 
@@ -12,15 +11,7 @@ def run(resolved: Resolved) -> int:
     """Route until stopped; return the exit code."""
     from headstart.gateway.balancer.app import serve
 
-    options, config = resolved.own(BalancerOptions), resolved.config()
-    num_backends = len(options.urls())
-
-    def announce(url: str) -> None:
-        servers = f"{num_backends} server{'s' * (num_backends > 1)}"
-        print(f"Headstart listens on {url}. It passes requests to {servers}.", flush=True)
-
-    start_logging(config.log)
-    serve(options, config, announce)
+    serve(resolved.own(BalancerOptions), resolved.config())
     return 0
 
 

@@ -105,7 +105,9 @@ def run(resolved: Resolved) -> int:
             server = open_server(resolved, most_users, folder, stack)
             clients = open_arms(server, settings)
         clients |= open_others(options.against or "", folder, stack)
-        warm(clients, most_users)
+        for name, client in clients.items():  # connects, and loads weights; not counted
+            asked = make_questions("edit", most_users, "warm")
+            client.ask_all(asked, tenant=name, temperature=0.7, max_tokens=32)
         scores = measure(clients, cells, questions, options)
         control = {} if server is None else server.control()
     cost_ms = control.get("cost_ms", {}).get("rows", {})
@@ -115,13 +117,6 @@ def run(resolved: Resolved) -> int:
     if options.svg is not None:  # last, because the disk may be full
         Path(options.svg).write_text(picture(scores, cost_ms), "utf-8")
     return 0
-
-
-def warm(clients: dict[str, Client], users: int = 1) -> None:
-    """Request uncounted answers, to open connections and load weights into memory."""
-    for name, client in clients.items():
-        questions = make_questions("edit", users, "warm")
-        client.ask_all(questions, tenant=name, temperature=0.7, max_tokens=32)
 
 
 def measure(

@@ -52,14 +52,6 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
-    """The material of questions."""
-
-    functions: Sequence[Function]
-    files: Sequence[Sequence[str]]  # lines
-
-
-@dataclass(frozen=True, slots=True)
 class Question:
     """The messages of a user, turn by turn; each answer is part of the next turn's context."""
 
@@ -71,11 +63,10 @@ class Question:
 
 def make_questions(workload: str, count: int, seed: object) -> list[Question]:
     """The first `count` questions of a workload; another seed gives others."""
-    random, library, make = Random(f"{workload}-{seed}"), read_library(), WORKLOADS[workload]
+    random, make = Random(f"{workload}-{seed}"), WORKLOADS[workload]
     questions: list[Question] = []
     while len(questions) < count:
-        question = make(library, random)
-        if question is not None:
+        if (question := make(random)) is not None:
             questions.append(question)
     return questions
 
@@ -109,8 +100,10 @@ def _read_line(line: str) -> Question:
 
 
 @cache
-def read_library() -> Library:
-    """Functions and files of the standard library, the same in every run of one Python."""
+def read_library() -> tuple[Sequence[Function], Sequence[Sequence[str]]]:
+    """Functions and files (their lines) of the standard library, the same in every run of one
+    Python.
+    """
     functions: list[Function] = []
     files: list[Sequence[str]] = []
     for text, own in read_files(Random(0)):
@@ -121,7 +114,16 @@ def read_library() -> Library:
         if len(functions) >= 1500:
             break
     Random(1).shuffle(functions)
-    return Library(functions, files)
+    return functions, files
+
+
+def any_function(random: Random) -> Function:
+    """One of the functions."""
+    return random.choice(read_library()[0])
+
+
+def _any_file(random: Random) -> Sequence[str]:
+    return random.choice(read_library()[1])
 
 
 def read_files(random: Random) -> Iterator[tuple[str, list[Function]]]:
@@ -161,8 +163,8 @@ def renaming(function: Function, random: Random) -> tuple[str, str] | None:
     return None if not old or re.search(rf"\b{new}\b", function.source) else (old, new)
 
 
-def _edit(library: Library, random: Random) -> Question | None:
-    function = random.choice(library.functions)
+def _edit(random: Random) -> Question | None:
+    function = any_function(random)
     names = renaming(function, random)
     if names is None:
         return None
@@ -170,9 +172,9 @@ def _edit(library: Library, random: Random) -> Question | None:
     return Question((asked,), num_tokens(function.source))
 
 
-def _agent(library: Library, random: Random) -> Question | None:
+def _agent(random: Random) -> Question | None:
     """Three files, each of which is read by a given call and edited by the model."""
-    functions = random.sample(library.functions, 3)
+    functions = random.sample(read_library()[0], 3)
     names = [renaming(function, random) for function in functions]
     turns: list[Sequence[Mapping[str, Any]]] = []
     for number, (function, pair) in enumerate(zip(functions, names, strict=True)):
@@ -194,23 +196,19 @@ def _agent(library: Library, random: Random) -> Question | None:
     return Question(tuple(turns), num_tokens(functions[0].source), body={"tools": tools})
 
 
-def _json(library: Library, random: Random) -> Question:
-    return Question((f"Describe this function as JSON:\n{_block(library, random)}",), 96)
+def _json(random: Random) -> Question:
+    return Question((f"Describe this function as JSON:\n{any_function(random).block}",), 96)
 
 
-def _chat(library: Library, random: Random) -> Question:
+def _chat(random: Random) -> Question:
     if random.random() < 1 / 6:
         known = ("Hello", "Who are you?", "What can you do?", "Hi there!", "Help", "Good morning")
         return Question((random.choice(known),), 96)
-    return Question((f"Which functions does this code call?\n{_block(library, random)}",), 96)
+    return Question((f"Which functions does this code call?\n{any_function(random).block}",), 96)
 
 
-def _block(library: Library, random: Random) -> str:
-    return random.choice(library.functions).block
-
-
-def _continue(library: Library, random: Random) -> Question | None:
-    lines = random.choice(library.files)
+def _continue(random: Random) -> Question | None:
+    lines = _any_file(random)
     num_before = 24  # lines before the text to continue
     found = (i for i, line in enumerate(lines) if line.lstrip().startswith("def "))
     starts = [i for i in found if i >= num_before]
@@ -221,14 +219,14 @@ def _continue(library: Library, random: Random) -> Question | None:
     return Question((text + "\n",), 512, is_raw=True) if len(text) <= MAX_CHARS else None
 
 
-def _words(library: Library, random: Random) -> Question:
-    found = re.findall(r"[a-z]{3,}", " ".join(random.choice(library.files)))
+def _words(random: Random) -> Question:
+    found = re.findall(r"[a-z]{3,}", " ".join(_any_file(random)))
     words = sorted(set(found))
     random.shuffle(words)
     return Question((" ".join(words[:60]),), 96, is_raw=True)
 
 
-WORKLOADS: Mapping[str, Callable[[Library, Random], Question | None]] = {
+WORKLOADS: Mapping[str, Callable[[Random], Question | None]] = {
     "edit": _edit,
     "json": _json,
     "chat": _chat,

@@ -21,7 +21,6 @@ from headstart.types.errors import ConfigError
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32)
 CONTEXTS = (256, 4096)
 REPEATS = 9
-SETTLED = 4  # decodes of one shape until it is fast: CUDA records its kernels during the second
 
 
 def run(config: Config) -> int:
@@ -152,7 +151,8 @@ def time_steps(
         for start in range(0, context, batch.capacity):
             decode(start, min(context, start + batch.capacity), 1)
 
-    times = [StepTimes({num: [] for num in rows}) for _ in range(SETTLED)]
+    # four decodes until one of a new shape is fast: CUDA records its kernels during the second
+    times = [StepTimes({num: [] for num in rows}) for _ in range(4)]
     read()
     for _ in range(num_repeats):
         for num_rows in rows:

@@ -66,12 +66,8 @@ def run(resolved: Resolved) -> int:
     from headstart.extras.cluster import deploy
 
     start_logging(config.log)
-    deploy.run(options, config.server, arguments, _announce)
+    deploy.run(options, config.server, arguments)
     return 0
-
-
-def _announce(url: str) -> None:
-    print(f"Headstart listens on {url}. Ray starts replicas as they are needed.", flush=True)
 
 
 COMMAND = Command(

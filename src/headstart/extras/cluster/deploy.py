@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any
 
 from headstart.config import ServerConfig
@@ -16,7 +16,6 @@ from headstart.types.errors import ConfigError
 log = logging.getLogger(__name__)
 
 APPLICATION, REPLICAS, GATEWAY = "headstart", "Replica", "Gateway"
-MANY = 100_000  # requests at once, which we limit ourselves
 
 
 def secure(environment: MutableMapping[str, str]) -> None:
@@ -39,6 +38,7 @@ def application(options: ClusterOptions, server: ServerConfig, arguments: Sequen
     from headstart.extras.cluster.gateway import GatewayActor
     from headstart.extras.cluster.replica import ReplicaActor
 
+    many = 100_000  # requests at once, which we limit ourselves
     policy = AutoscalingPolicy(
         policy_function="headstart.extras.cluster.scaling:ScalingPolicy",
         policy_kwargs={"target_requests": options.target_requests},
@@ -55,7 +55,7 @@ def application(options: ClusterOptions, server: ServerConfig, arguments: Sequen
             policy=policy,
         ),
         ray_actor_options={"num_cpus": options.replica_cpus, "num_gpus": options.replica_gpus},
-        max_ongoing_requests=MANY,
+        max_ongoing_requests=many,
         graceful_shutdown_timeout_s=options.drain_seconds + 60.0,  # and the time to stop
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=2.0,
@@ -64,7 +64,7 @@ def application(options: ClusterOptions, server: ServerConfig, arguments: Sequen
         name=GATEWAY,
         num_replicas=options.gateways,
         ray_actor_options={"num_cpus": 0},
-        max_ongoing_requests=MANY,
+        max_ongoing_requests=many,
         graceful_shutdown_timeout_s=options.drain_seconds,
         health_check_period_s=2.0,
     )(serve.ingress()(GatewayActor))
@@ -94,22 +94,7 @@ def connect(options: ClusterOptions) -> None:
         raise ConfigError(f"the Ray cluster cannot be used: {error}") from error
 
 
-def deploy(options: ClusterOptions, server: ServerConfig, arguments: Sequence[str]) -> str:
-    """Start gateways and replicas; return the address once requests can be answered."""
-    from ray import serve
-    from ray.serve.config import HTTPOptions
-
-    serve.start(http_options=HTTPOptions(host=server.host, port=server.port))
-    serve.run(application(options, server, arguments), name=APPLICATION, route_prefix="/")
-    return f"http://{server.host}:{server.port}"
-
-
-def run(
-    options: ClusterOptions,
-    server: ServerConfig,
-    arguments: Sequence[str],
-    announce: Callable[[str], None],
-) -> None:
+def run(options: ClusterOptions, server: ServerConfig, arguments: Sequence[str]) -> None:
     """Serve until stopped; answers in flight are ended first.
 
     Raises:
@@ -118,12 +103,16 @@ def run(
     connect(options)
     import ray
     from ray import serve
+    from ray.serve.config import HTTPOptions
 
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     try:
-        announce(deploy(options, server, arguments))
+        serve.start(http_options=HTTPOptions(host=server.host, port=server.port))
+        serve.run(application(options, server, arguments), name=APPLICATION, route_prefix="/")
+        url = f"http://{server.host}:{server.port}"
+        print(f"Headstart listens on {url}. Ray starts replicas as they are needed.", flush=True)
         stopped.wait()
     finally:
         serve.delete(APPLICATION)

@@ -19,8 +19,6 @@ from headstart.gateway.router.child import ChildProcess
 from headstart.gateway.router.presets import ModelPreset
 from headstart.types.errors import ModelError
 
-ILL_SECONDS = 120.0  # how long a server may be unhealthy before Ray starts another replica
-
 
 class ReplicaActor:
     """One server; created and stopped by Ray Serve."""
@@ -77,8 +75,8 @@ class ReplicaActor:
         with contextlib.suppress(httpx2.HTTPError):
             if (await self._client.get(f"{self._url}/health")).status_code == 200:
                 self._healthy_at = now
-        if now - self._healthy_at > ILL_SECONDS:
-            raise RuntimeError(f"the server took no requests for {ILL_SECONDS:g} s")
+        if now - self._healthy_at > 120.0:
+            raise RuntimeError("the server took no requests for 120 s")
 
     async def __del__(self) -> None:
         """Stop: gateways send no further requests, so wait for those that run.

@@ -12,7 +12,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, c_char_p, c_size_t, c_void_p, cast
+from ctypes import CFUNCTYPE, POINTER, c_char_p, c_size_t, c_void_p, cast
 from pathlib import Path
 from typing import Any
 
@@ -181,8 +181,6 @@ def _backend_found() -> int:
 
 
 def _function(backend: int, name: bytes, result: Any, *arguments: Any) -> Any:
-    import ctypes
-
     if not (address := api.ggml_backend_reg_get_proc_address(backend, name)):
         raise ConfigError(f"the RPC backend of this libllama has no {name.decode()}")
-    return ctypes.CFUNCTYPE(result, *arguments)(address)
+    return CFUNCTYPE(result, *arguments)(address)

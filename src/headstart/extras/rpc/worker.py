@@ -44,21 +44,16 @@ class RpcWorkerOptions:
 
 
 def run(resolved: Resolved) -> int:
-    """Compute until the process is ended; return the exit code."""
-    options = resolved.own(RpcWorkerOptions)
-    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)  # Python does not run while libllama serves
-    _serve(options)
-    return 1
-
-
-def _serve(options: RpcWorkerOptions) -> None:
     """Compute for one engine after another; returns only if it cannot listen.
 
     Raises:
         ConfigError: no backend, no such device, or the address cannot be listened on.
     """
+    options = resolved.own(RpcWorkerOptions)
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)  # Python does not run while libllama serves
+
     from headstart.engine.machine import default_threads
     from headstart.extras.rpc import backend
     from headstart.extras.rpc.handshake import address_of, why_exposed
@@ -84,6 +79,7 @@ def _serve(options: RpcWorkerOptions) -> None:
     names = ", ".join(f"{one.name} ({one.description})" for one in devices)
     log.info("RPC worker on %s:%d: %s; one engine at a time", address, port, names)
     backend.serve(address, port, devices, options.threads or default_threads(), options.cache)
+    return 1
 
 
 def _devices_of(names: str | None) -> list[Device]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from headstart.config import Config, ServerConfig
+from headstart.config.logs import start_logging
 from headstart.gateway.balancer import health
 from headstart.gateway.balancer.fleet import Fleet
 from headstart.gateway.balancer.options import BalancerOptions, RoutingOptions
@@ -113,12 +114,13 @@ async def _obey(http: HttpRequest) -> Response:
     raise ApiError(404, f"there is no {http.method} {path} here")
 
 
-def serve(options: BalancerOptions, config: Config, announce: Callable[[str], None]) -> None:
+def serve(options: BalancerOptions, config: Config) -> None:
     """Serve until stopped; answers in flight then have `--drain-seconds` to end.
 
     Raises:
         ConfigError: there is no backend, or the port cannot be taken.
     """
+    start_logging(config.log)
     keys = load_keys(config.server)
     key = options.backend_api_key or (keys[0].decode() if keys else None)
     headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -129,7 +131,13 @@ def serve(options: BalancerOptions, config: Config, announce: Callable[[str], No
         raise ConfigError("there is no backend; name each with --backend http://HOST:PORT")
     settings = uvicorn_config(create_app(config.server, fleet, options), config.server)
     settings.timeout_graceful_shutdown = options.drain_seconds
-    run(uvicorn.Server(settings), config.server, lambda urls: announce(urls[0]))
+    count = len(fleet.replicas)
+    servers = f"{count} server{'s' * (count > 1)}"
+
+    def announce(urls: Sequence[str]) -> None:
+        print(f"Headstart listens on {urls[0]}. It passes requests to {servers}.", flush=True)
+
+    run(uvicorn.Server(settings), config.server, announce)
 
 
 def _name(url: str) -> str:
