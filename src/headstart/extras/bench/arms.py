@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from headstart.app.cli.arguments import LLAMA_SERVERS, PREFIX
 from headstart.app.cli.resolve import Resolved
 from headstart.extras.bench.client import HEADSTART, TENANT_HEADER, Client, running
-from headstart.extras.bench.comparison import AUTO, OFF, OTHER
+from headstart.extras.bench.comparison import AUTO, OTHER
 from headstart.types.errors import ConfigError, HeadstartError
 
 _KEY = "bench"
@@ -127,12 +127,6 @@ def open_server(resolved: Resolved, slots: int, folder: Path, stack: ExitStack) 
     if resolved.origins["spec_state"] == "default":
         command += ["--spec-state", str(folder / "state.json")]
     return stack.enter_context(running(command, folder / "server.log", _KEY, environment))
-
-
-def open_arms(server: Client, settings: Mapping[str, Fields]) -> dict[str, Client]:
-    """Off, what was named, and auto."""
-    arms = {OFF: {"speculative": {"mode": "off"}}, **settings, AUTO: {}}
-    return {name: Client(server.url, server.key, fields) for name, fields in arms.items()}
 
 
 def open_others(commands: str, folder: Path, stack: ExitStack) -> dict[str, Client]:

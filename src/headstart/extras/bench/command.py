@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +17,6 @@ from headstart.app.cli.settings import settings_of
 from headstart.config import option
 from headstart.extras.bench import steps
 from headstart.extras.bench.arms import (
-    open_arms,
     open_others,
     open_server,
     open_url,
@@ -25,7 +24,7 @@ from headstart.extras.bench.arms import (
     workplace,
 )
 from headstart.extras.bench.client import Answer, Client
-from headstart.extras.bench.comparison import Cell, Scores, compare
+from headstart.extras.bench.comparison import AUTO, OFF, Cell, Scores, compare
 from headstart.extras.bench.library import WORKLOADS, Question, make_questions, read_questions
 from headstart.extras.bench.picture import picture
 from headstart.extras.bench.tables import facts, tables
@@ -103,7 +102,8 @@ def run(resolved: Resolved) -> int:
             clients = open_url(options.url, str(resolved.values["api_key"] or ""))
         else:
             server = open_server(resolved, most_users, folder, stack)
-            clients = open_arms(server, settings)
+            arms = {OFF: {"speculative": {"mode": "off"}}, **settings, AUTO: {}}
+            clients = {name: replace(server, fields=fields) for name, fields in arms.items()}
         clients |= open_others(options.against or "", folder, stack)
         for name, client in clients.items():  # connects, and loads weights; not counted
             asked = make_questions("edit", most_users, "warm")
@@ -138,7 +138,10 @@ def measure(
             tenant = f"{arm}, {cell}, {first // len(questions)}"
             if first >= len(questions):
                 fields["cache_prompt"] = False
-        asked = choose(questions, cell, first, count)
+        if questions is None:
+            asked = make_questions(cell.workload, count, (*cell, first))
+        else:  # the next ones of the file, which is repeated
+            asked = [questions[(first + i) % len(questions)] for i in range(count)]
         fields |= {"users": cell.users, "rate": options.rate, "seed": first}
         before = clients[arm].counters()
         answers = clients[arm].ask_all(asked, tenant=tenant, **fields)
@@ -189,15 +192,6 @@ def _numbers(flag: str, text: str, least: N) -> list[N]:
             f"{flag} is {text!r} but must be {whole}numbers from {least:g} on, as in 1,4"
         )
     return values
-
-
-def choose(
-    questions: Sequence[Question] | None, cell: Cell, first: int, count: int
-) -> list[Question]:
-    """The questions of a round: new ones, or the next ones of a file, which is repeated."""
-    if questions is None:
-        return make_questions(cell.workload, count, (*cell, first))
-    return [questions[(first + i) % len(questions)] for i in range(count)]
 
 
 COMMAND = Command(

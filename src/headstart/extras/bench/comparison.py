@@ -51,7 +51,6 @@ class Score:
         self.answers += answers
 
     def count(self, counted: Mapping[str, float]) -> None:
-        """Add what a server counted meanwhile."""
         for name, number in counted.items():
             self.counters[name] = self.counters.get(name, 0.0) + number
 

@@ -39,7 +39,6 @@ class Function:
 
     @property
     def block(self) -> str:
-        """The function as a code block."""
         return f"```python\n{self.source}\n```"
 
     @property

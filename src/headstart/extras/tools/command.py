@@ -91,31 +91,32 @@ async def run_command(
         )
     except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
         return Finished(f"cannot run {arguments[0]}: {error}".encode(), None)
+    assert process.stdout is not None
     output, num_bytes, has_timed_out = bytearray(), 0, False
-
-    def take(piece: bytes) -> None:
-        nonlocal num_bytes
-        num_bytes += len(piece)
-        kept = piece[: limits.output_bytes - len(output)]
-        output.extend(kept)
-        if kept and on_output is not None:
-            on_output(kept)
-
+    writing = asyncio.ensure_future(_write(process, given))
     try:
         async with asyncio.timeout(limits.seconds):
-            await _talk(process, given, take)
+            # output beyond the limit is read as well, or the program would block on its pipe
+            while piece := await process.stdout.read(65536):
+                num_bytes += len(piece)
+                kept = piece[: limits.output_bytes - len(output)]
+                output.extend(kept)
+                if kept and on_output is not None:
+                    on_output(kept)
             if is_supervised:
                 _tell(process, signal.SIGUSR1)
             await process.wait()
     except TimeoutError:
         has_timed_out = True
     finally:
+        writing.cancel()
         if is_supervised:
             # it kills all descendants of the program, for which we wait a few seconds at most
             _tell(process, signal.SIGTERM)
             with suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), 6.0)
         await end_process(process)
+        await asyncio.gather(writing, return_exceptions=True)
     return Finished(bytes(output), process.returncode, has_timed_out, num_bytes > len(output))
 
 
@@ -133,20 +134,6 @@ def _tell(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     if process.returncode is None:
         with suppress(ProcessLookupError):  # already ended
             os.kill(process.pid, number)
-
-
-async def _talk(
-    process: asyncio.subprocess.Process, given: bytes, take: Callable[[bytes], None]
-) -> None:
-    assert process.stdout is not None
-    writing = asyncio.ensure_future(_write(process, given))
-    try:
-        # output beyond the limit is read as well, or the program would block on its pipe
-        while piece := await process.stdout.read(65536):
-            take(piece)
-    finally:
-        writing.cancel()
-        await asyncio.gather(writing, return_exceptions=True)
 
 
 async def _write(process: asyncio.subprocess.Process, given: bytes) -> None:

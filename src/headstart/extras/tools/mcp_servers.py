@@ -77,7 +77,6 @@ class McpServer:
         return text
 
     async def close(self) -> None:
-        """End the program."""
         self._session = None
         if self._holding is not None:
             self._ending.set()

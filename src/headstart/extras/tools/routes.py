@@ -97,6 +97,7 @@ class HostedTools(Extra):
     async def start(self) -> None:
         """Ask the MCP servers for their tools, without waiting for the answers."""
         self._discovery = asyncio.create_task(self._discover())
+        self._running.add(self._discovery)
 
     async def tools(self) -> Mapping[str, Tool]:
         """All tools by name, once the MCP servers have answered."""
@@ -145,10 +146,9 @@ class HostedTools(Extra):
     async def close(self) -> None:
         """End running calls and all programs."""
         self._is_closed = True
-        waiting = [*self._running, *([self._discovery] if self._discovery else ())]
-        for one in waiting:
+        for one in self._running:
             one.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.gather(*self._running, return_exceptions=True)
         await asyncio.gather(self._runtime.close(), *(server.close() for server in self._servers))
 
     async def _discover(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.applications import Starlette
@@ -125,8 +124,8 @@ def serve(options: BalancerOptions, config: Config) -> None:
     key = options.backend_api_key or (keys[0].decode() if keys else None)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     fleet = Fleet()
-    for url in options.urls():
-        fleet.add(Backend(name=_name(url), url=url, headers=headers))
+    for name, url in options.urls().items():
+        fleet.add(Backend(name=name, url=url, headers=headers))
     if not fleet.replicas:
         raise ConfigError("there is no backend; name each with --backend http://HOST:PORT")
     settings = uvicorn_config(create_app(config.server, fleet, options), config.server)
@@ -138,9 +137,3 @@ def serve(options: BalancerOptions, config: Config) -> None:
         print(f"Headstart listens on {urls[0]}. It passes requests to {servers}.", flush=True)
 
     run(uvicorn.Server(settings), config.server, announce)
-
-
-def _name(url: str) -> str:
-    """A URL without scheme and password."""
-    parts = urlsplit(url)
-    return parts.netloc.rpartition("@")[2] + parts.path

@@ -134,7 +134,6 @@ class Fleet:
         self.replicas[backend.name] = Replica(backend, prices=prices)
 
     def available(self) -> list[Replica]:
-        """The replicas that accept requests."""
         return [one for one in self.replicas.values() if one.takes_requests]
 
     def order(self, asked: Asked) -> list[Replica]:

@@ -56,15 +56,16 @@ class BalancerOptions(RoutingOptions):
     def __post_init__(self) -> None:
         self.urls()
 
-    def urls(self) -> list[str]:
-        """The backends' addresses, without a slash at their ends.
+    def urls(self) -> dict[str, str]:
+        """The backends' addresses, without a slash at their ends, by their names: without scheme
+        and password.
 
         Raises:
             ConfigError: one is not an address, or is named twice.
         """
+        found: dict[str, str] = {}
         parts = (part.strip().rstrip("/") for part in (self.backend or "").split(","))
-        found = [url for url in parts if url]
-        for url in found:
+        for url in filter(None, parts):
             try:
                 address = urlsplit(url)
                 is_known = address.scheme in ("http", "https") and address.port != 0
@@ -75,6 +76,8 @@ class BalancerOptions(RoutingOptions):
                 raise ConfigError(
                     f"--backend is {url!r} but must be an address as http://10.0.0.2:8080"
                 )
-        if twice := [url for url in found if found.count(url) > 1]:
-            raise ConfigError(f"--backend {twice[0]} was given twice")
+            name = address.netloc.rpartition("@")[2] + address.path
+            if name in found:
+                raise ConfigError(f"--backend {name} was given twice")
+            found[name] = url
         return found

@@ -72,7 +72,16 @@ class ChildProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                process = self._process = await self._make(theirs)
+                number = theirs.fileno()
+                own = {"HEADSTART_ROUTER": str(number), "HEADSTART_API_KEY": self.key}
+                process = self._process = await asyncio.create_subprocess_exec(
+                    *command(self._preset, self._arguments),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                    env={**self._preset.environment, **own},
+                    **own_group(number),  # Ctrl-C is for the router, which ends them in order
+                )
             except BaseException:
                 ours.close()
                 raise
@@ -88,18 +97,6 @@ class ChildProcess:
             writer.close()  # a child whose router is gone ends
             await reading
         return code
-
-    async def _make(self, theirs: socket.socket) -> asyncio.subprocess.Process:
-        number = theirs.fileno()
-        own = {"HEADSTART_ROUTER": str(number), "HEADSTART_API_KEY": self.key}
-        return await asyncio.create_subprocess_exec(
-            *command(self._preset, self._arguments),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={**self._preset.environment, **own},
-            **own_group(number),  # Ctrl-C is for the router, which ends its children in order
-        )
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         while True:

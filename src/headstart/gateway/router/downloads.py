@@ -49,7 +49,6 @@ class Downloads:
 
     @property
     def names(self) -> list[str]:
-        """Models that are being downloaded."""
         return list(self._tasks)
 
     async def start(self, name: str) -> None:
@@ -76,7 +75,6 @@ class Downloads:
         return True
 
     async def close(self) -> None:
-        """End all of them."""
         for name in self.names:
             await self.cancel(name)
 

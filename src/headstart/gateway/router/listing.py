@@ -55,7 +55,6 @@ class OwnRoutes:
         self.downloads = Downloads(store, pool.tell, self.reload)
 
     def all(self) -> list[Route]:
-        """Every route with its path."""
         return [
             Route("/health", self.health),
             Route("/v1/health", self.health),
@@ -110,7 +109,6 @@ class OwnRoutes:
         }
 
     async def health(self, http: HttpRequest) -> Response:
-        """Report that requests are accepted."""
         return json_response({"status": "ok"})
 
     async def list_models(self, http: HttpRequest) -> Response:
@@ -123,7 +121,6 @@ class OwnRoutes:
         return json_response({"object": "list", "data": listed})
 
     async def describe(self, http: HttpRequest) -> Response:
-        """Describe one model."""
         return json_response(self._describe(self._found(http.path_params["model"])))
 
     async def download(self, http: HttpRequest) -> Response:
@@ -172,7 +169,6 @@ class OwnRoutes:
         return json_response({"success": True})
 
     async def events(self, http: HttpRequest) -> Response:
-        """Stream what happens to models."""
         return self.pool.events.response(http.scope)
 
     async def ollama_version(self, http: HttpRequest) -> Response:

@@ -74,7 +74,6 @@ class Pool:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a model."""
         return sum(len(one.waiters) for one in self.models.values())
 
     async def acquire(self, model: PooledModel, *, wakes: bool = True) -> Backend:
@@ -156,7 +155,6 @@ class Pool:
         self.tell("models_reload", "*")
 
     def tell(self, event: str, model: str, data: Mapping[str, Any] | None = None) -> None:
-        """Report what happened to a model."""
         self.num_told[event, str((data or {}).get("status", ""))] += 1
         told = {"data": data} if data is not None else {}
         self.events.tell({"model": model, "event": event} | told)

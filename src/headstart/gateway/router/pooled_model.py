@@ -66,7 +66,6 @@ class LoadLimits:
     budget: Bytes = field(default_factory=dict)  # a device without one has no limit
 
     def fits(self, model: PooledModel, others: Sequence[PooledModel]) -> bool:
-        """Whether it fits next to the other models."""
         if self.max_models and len(others) >= self.max_models:
             return False
         return all(

@@ -14,8 +14,6 @@ from tests.unit.gateway.router.fakes import FakeChildren, FakeStore, loaded, poo
 from headstart.config import Config, RouterConfig, ServerConfig
 from headstart.gateway.router import app as app_module
 from headstart.gateway.router import listing
-from headstart.gateway.router.app import create_app
-from headstart.gateway.router.listing import OwnRoutes
 from headstart.server import sse
 from headstart.server.extra_routes import Extras
 
@@ -66,8 +64,8 @@ async def router(*models, max_models=0, presets=None, server=None, store=None, *
         children = FakeChildren(url)
         pool = pool_of(children, *models, max_models=max_models)
         config = Config(router=RouterConfig(**flags), server=server or ServerConfig())
-        own = OwnRoutes(config, pool, lambda: presets or [], store or FakeStore())
-        app = create_app(own, Extras())
+        own = listing.OwnRoutes(config, pool, lambda: presets or [], store or FakeStore())
+        app = app_module.create_app(own, Extras())
         async with (
             running(app, lifespan="on") as address,
             httpx2.AsyncClient(base_url=address, trust_env=False, timeout=60) as client,
