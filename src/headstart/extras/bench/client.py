@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -52,8 +53,7 @@ class Answer:
     @property
     def longest_wait(self) -> float:
         """Seconds between two pieces; 0 with fewer."""
-        pairs = zip(self.arrivals, self.arrivals[1:], strict=False)
-        return max((after - before for before, after in pairs), default=0.0)
+        return max((after - before for before, after in pairwise(self.arrivals)), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)

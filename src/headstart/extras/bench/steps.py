@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -97,14 +98,12 @@ def break_even(num_draft: int, steps: float) -> float | None:
     """
     if steps >= num_draft + 1:
         return None
-    low, high = 0.0, 1.0
-    for _ in range(30):
-        rate = 0.5 * (low + high)
-        if sum(rate**k for k in range(num_draft + 1)) < steps:
-            low = rate
-        else:
-            high = rate
-    return high
+    parts = 10**9  # of the rate
+
+    def num_tokens(part: int) -> float:
+        return sum((part / parts) ** k for k in range(num_draft + 1))
+
+    return bisect_left(range(parts), steps, key=num_tokens) / parts
 
 
 StepTimes = dict[int, list[float]]

@@ -34,9 +34,9 @@ class GatewayActor:
         """Follow what Ray starts and stops."""
         known = ""
         while True:
+            problem = ""
             try:
                 await self._look()
-                problem = ""
             except Exception as error:  # Ray's are many, and the next look may go well
                 problem = str(error)
             if problem and problem != known:

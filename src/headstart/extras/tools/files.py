@@ -10,7 +10,6 @@ import base64
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -107,16 +106,6 @@ _PLAIN = {  # quotes, dashes and spaces that are written for the plain ones
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Replacement:
-    """`text[start:end]` becomes `new`; `number` is its place in the call."""
-
-    number: int
-    start: int
-    end: int
-    new: str
-
-
 @tool(
     title="Edit file",
     description="Edit a file using exact text replacement. Each edits[].old_text must be "
@@ -186,19 +175,23 @@ def replace_texts(text: str, edits: Sequence[tuple[str, str]]) -> str:
     is_exact = all(old in text for old, _ in edits)
     base, wanted = (text, [old for old, _ in edits]) if is_exact else (normal, olds)
     found = sorted(
-        (
-            Replacement(number, base.index(old), base.index(old) + len(old), new)
-            for number, (old, (_, new)) in enumerate(zip(wanted, edits, strict=True))
-        ),
-        key=lambda one: one.start,
+        (base.index(old), base.index(old) + len(old), number) for number, old in enumerate(wanted)
     )
-    for one, other in pairwise(found):
-        if one.end > other.start:
+    for (_, end, one), (start, _, other) in pairwise(found):
+        if end > start:
             raise ToolError(
-                f"edits[{one.number}] and edits[{other.number}] overlap; merge them into one edit "
-                "or choose texts that do not"
+                f"edits[{one}] and edits[{other}] overlap; merge them into one edit or choose "
+                "texts that do not"
             )
-    return _replace(base, found) if is_exact else _replace_lines(text, base, found)
+    # lines that no edit touches stay those of the text
+    lines, base_lines = (re.findall(r"[^\n]*\n|[^\n]+", one) for one in (text, base))
+    line_starts = [0, *accumulate(map(len, base_lines))]
+    for start, end, number in reversed(found):
+        first, last = (bisect_right(line_starts, place) - 1 for place in (start, end - 1))
+        piece, place = "".join(base_lines[first : last + 1]), start - line_starts[first]
+        edited = piece[:place] + edits[number][1] + piece[place + end - start :]
+        lines[first : last + 1] = base_lines[first : last + 1] = [edited]
+    return "".join(lines)
 
 
 def normalize(text: str) -> str:
@@ -220,30 +213,3 @@ def _read_edits(edits: Any) -> list[tuple[str, str]]:
             raise ToolError(f"edits[{number}].old_text must not be empty")
         pairs.append((old, new))
     return pairs
-
-
-def _replace(text: str, found: Sequence[Replacement], offset: int = 0) -> str:
-    for one in reversed(found):
-        text = text[: one.start - offset] + one.new + text[one.end - offset :]
-    return text
-
-
-def _replace_lines(text: str, base: str, found: Sequence[Replacement]) -> str:
-    """Replace in the normalized text, and take the lines that are not concerned from the text."""
-    lines, plain = (re.findall(r"[^\n]*\n|[^\n]+", one) for one in (text, base))
-    starts = [0, *accumulate(map(len, plain))]
-    result: list[str] = []
-    next_line = 0
-    while found:
-        first = bisect_right(starts, found[0].start) - 1
-        last, group = first, []
-        # replacements that share a line belong together
-        while found and bisect_right(starts, found[0].start) - 1 <= last:
-            last = max(last, bisect_right(starts, found[0].end - 1) - 1)
-            group.append(found[0])
-            found = found[1:]
-        piece = base[starts[first] : starts[last + 1]]
-        result += lines[next_line:first]
-        result.append(_replace(piece, group, starts[first]))
-        next_line = last + 1
-    return "".join(result + lines[next_line:])

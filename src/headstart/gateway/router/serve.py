@@ -78,9 +78,6 @@ def _announce(urls: Sequence[str], presets: Sequence[ModelPreset]) -> None:
         print(flush=True)
 
 
-CACHE_RAM = "--cache-ram="
-
-
 async def estimate(free: dict[str, int], preset: ModelPreset) -> Estimate:
     """Memory that a model needs, by `headstart devices`, as if no other one were loaded.
 
@@ -129,12 +126,13 @@ def read_estimate(preset: ModelPreset, facts: dict[str, Any]) -> Estimate:
     usable: dict[str, int] = dict(facts["usable"])
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in facts["settings"].items()]
     arguments.append("--fit=off")
-    given = [one for one in preset.arguments if one.startswith(CACHE_RAM)]
+    flag = "--cache-ram="
+    given = [one for one in preset.arguments if one.startswith(flag)]
     eighth = usable.get(MAIN, 0) >> 23  # of main memory, in MiB
-    cache_ram = int(given[-1].removeprefix(CACHE_RAM)) if given else min(8192, eighth)
+    cache_ram = int(given[-1].removeprefix(flag)) if given else min(8192, eighth)
     if not 0 <= cache_ram < 4 * eighth:  # half, all that a server takes: no second one would fit
         cache_ram = eighth
-    arguments.append(f"{CACHE_RAM}{cache_ram}")
+    arguments.append(f"{flag}{cache_ram}")
     needs[MAIN] = needs.get(MAIN, 0) + (cache_ram << 20) + PROCESS_BYTES
     # a model that needs more than there is, because its file is mapped, takes all there is
     needs = {name: min(size, usable.get(name, size)) for name, size in needs.items()}

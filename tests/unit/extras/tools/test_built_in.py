@@ -21,7 +21,7 @@ import pytest
 
 from headstart.config import ToolsConfig
 from headstart.extras.tools import grep_child, search
-from headstart.extras.tools.command import CommandLimits
+from headstart.extras.tools.command import CommandLimits, run_command
 from headstart.extras.tools.routes import HostedTools
 from headstart.types.errors import ConfigError, HeadstartError
 
@@ -177,6 +177,13 @@ def test_no_process_of_a_command_survives_it(tmp_path, leave, timeout):
 )
 def test_output_of_what_a_command_leaves_behind_is_waited_for(command, says):
     assert run_tool("exec_shell_command", command=command) == {"plain_text_response": says}
+
+
+async def test_a_program_gets_all_of_its_input_though_it_has_closed_its_output(tmp_path):
+    command = ("sh", "-c", 'exec > "$0"; cat', str(tmp_path / "a"))
+    limits = CommandLimits(seconds=10, output_bytes=10)
+    assert (await run_command(command, limits, given=bytes(2**20), merges_errors=False)).is_success
+    assert (tmp_path / "a").stat().st_size == 2**20
 
 
 def test_a_command_does_not_see_the_servers_keys(monkeypatch):

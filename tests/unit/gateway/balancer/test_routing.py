@@ -364,3 +364,9 @@ async def test_wrong_orders_are_refused(path, body, status) -> None:
 def test_a_backend_that_is_no_address_is_refused_at_the_start(url) -> None:
     with pytest.raises(ConfigError, match="must be an address"):
         BalancerOptions(backend=f"http://10.0.0.2,{url}")
+
+
+def test_two_backends_of_one_name_are_refused_at_the_start() -> None:
+    """The second replaced the first."""
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.2/llm was given twice"):
+        BalancerOptions(backend="http://10.0.0.2/llm,https://user:key@10.0.0.2/llm/")
