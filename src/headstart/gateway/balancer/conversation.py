@@ -1,4 +1,4 @@
-"""Extracts the text of a request, for comparing prefixes, and the timings of its answer.
+"""Extracts the text of a request, compares beginnings of texts, and reads an answer's timings.
 
 The text is the request's messages as JSON without the last bracket, so that each turn's text is a
 prefix of the next turn's. It is not the model's prompt, but grows in the same way. Knows the bodies
@@ -8,7 +8,8 @@ of OpenAI's, Anthropic's, Ollama's and llama-server's paths only.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import takewhile
@@ -16,9 +17,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from headstart.gateway.balancer.prefixes import block_hashes
 from headstart.server.body import read_object
 
+BLOCK_BYTES = 128  # some 32 tokens
 MAX_END_BYTES = 2**18  # of an answer, in which its timings are looked for
 # base64, in lines or not
 _FILE = re.compile(rb'"(?:data:[\w/.+-]+;base64,)?([\w+/\\-]{4096,}+={0,2}[\\rn]{0,4})"')
@@ -127,3 +128,42 @@ def timings_of(body: bytes) -> Timings | None:
     values = [said.get(name, 0) for name in Timings._fields]
     is_valid = bool(said) and all(isinstance(one, int | float) and one >= 0 for one in values)
     return Timings(*values) if is_valid else None
+
+
+def block_hashes(text: bytes) -> list[int]:
+    """For each whole block, a hash of the text up to its end."""
+    found, last = list[int](), 0
+    for at in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
+        last = hash((last, text[at : at + BLOCK_BYTES]))
+        found.append(last)
+    return found
+
+
+class Prefixes:
+    """Beginnings of texts that a replica has read; the least recently used are forgotten first.
+
+    Bytes and not tokens, because the balancer has no vocabulary: it compares the text of prompts
+    before any template. A replica is believed to keep `capacity_bytes`.
+    """
+
+    def __init__(self, capacity_bytes: float = 2**25) -> None:
+        self.capacity_bytes = capacity_bytes
+        # oldest first; a block is never newer than the one before it in its text
+        self._blocks: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self._blocks) * BLOCK_BYTES
+
+    def match(self, blocks: Sequence[int]) -> int:
+        """Bytes of the longest beginning of a text, in whole blocks, that was added."""
+        unknown = (i for i, block in enumerate(blocks) if block not in self._blocks)
+        return next(unknown, len(blocks)) * BLOCK_BYTES
+
+    def add(self, blocks: Sequence[int]) -> None:
+        """Remember a text as the newest; forget the oldest ones until all fit."""
+        for block in reversed(blocks):
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
+        while self.num_bytes > self.capacity_bytes:
+            self._blocks.popitem(last=False)

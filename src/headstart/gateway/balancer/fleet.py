@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass, field
 from statistics import fmean
 from typing import Any
 
-from headstart.gateway.balancer.conversation import Asked, Timings
+from headstart.gateway.balancer.conversation import BLOCK_BYTES, Asked, Prefixes, Timings
 from headstart.gateway.balancer.policy import (
     Load,
     Prices,
@@ -20,7 +20,6 @@ from headstart.gateway.balancer.policy import (
     ranking,
     wait_seconds,
 )
-from headstart.gateway.balancer.prefixes import BLOCK_BYTES, Prefixes
 from headstart.gateway.proxy import Backend
 
 log = logging.getLogger(__name__)

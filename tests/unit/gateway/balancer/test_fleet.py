@@ -10,10 +10,9 @@ from collections import Counter, deque
 import orjson
 import pytest
 
-from headstart.gateway.balancer.conversation import Asked, Timings, read, timings_of
+from headstart.gateway.balancer.conversation import Asked, Timings, block_hashes, read, timings_of
 from headstart.gateway.balancer.fleet import Fleet, Flight, Replica
 from headstart.gateway.balancer.policy import TOKEN_SLOWDOWN, Load, Prices
-from headstart.gateway.balancer.prefixes import block_hashes
 from headstart.gateway.proxy import Backend
 
 

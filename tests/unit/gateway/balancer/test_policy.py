@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.gateway.balancer import prefixes
+from headstart.gateway.balancer import conversation
+from headstart.gateway.balancer.conversation import Prefixes, block_hashes
 from headstart.gateway.balancer.policy import (
     EQUAL_SECONDS,
     EQUAL_SHARE,
@@ -19,7 +20,6 @@ from headstart.gateway.balancer.policy import (
     expected_seconds,
     ranking,
 )
-from headstart.gateway.balancer.prefixes import Prefixes, block_hashes
 
 NUM_PROMPT = 2000
 
@@ -138,7 +138,7 @@ TEXTS = st.lists(st.binary(max_size=12).map(lambda b: bytes(one % 3 for one in b
 @pytest.fixture(autouse=True, scope="module")
 def _small_blocks():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefixes, "BLOCK_BYTES", BLOCK)
+        patch.setattr(conversation, "BLOCK_BYTES", BLOCK)
         yield
 
 
