@@ -65,7 +65,7 @@ class Proxy:
 
     async def open(self, backend: Backend, scope: Scope, body: bytes = b"") -> Connection:
         """Send the request of an ASGI scope; return when the answer has begun, whatever its status
-        is. Its connection is to be given back, by `relay`, `read` or `give_back`.
+        is. Its connection is to be given back, by `relay` or `give_back`.
 
         An answer has begun with the start of its body, so that a failure before the first token
         precedes it; that of GET and HEAD, which may be a stream that stays silent, with its head.
@@ -91,14 +91,14 @@ class Proxy:
             raise
         return connection
 
-    async def read(self, answer: Connection) -> bytes:
-        """The whole body, for answers to our own requests.
+    async def get(self, backend: Backend, path: str) -> tuple[int, bytes, dict[bytes, bytes]]:
+        """Ask for a path: status, body and headers.
 
         Raises:
-            BackendError: the backend broke off, was silent for too long, or sends more than
-                MAX_READ.
+            BackendError: as in `open`, or the backend broke off, was silent for too long, or sends
+                more than MAX_READ.
         """
-        body = bytearray()
+        answer, body = await self.open(backend, {"method": "GET", "path": path}), bytearray()
         try:
             while piece := await answer.read():
                 body += piece
@@ -106,7 +106,7 @@ class Proxy:
                     raise BackendError(f"{answer.name} sends more than {MAX_READ} bytes")
         finally:
             self.give_back(answer)
-        return bytes(body)
+        return answer.status, bytes(body), dict(answer.headers)
 
     async def relay(
         self,

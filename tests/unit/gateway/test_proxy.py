@@ -242,10 +242,8 @@ async def test_an_answer_that_is_read_here_has_a_limit(monkeypatch) -> None:
 
     async with running(backend) as url:
         proxy = Proxy()
-        backend_there = Backend(name="the model", url=url)
-        answer = await proxy.open(backend_there, GET)
         with pytest.raises(BackendError, match="the model sends more than 1000 bytes"):
-            await proxy.read(answer)
+            await proxy.get(Backend(name="the model", url=url), "/")
         assert not proxy._busy["the model"]
         proxy.close()
 
@@ -253,9 +251,8 @@ async def test_an_answer_that_is_read_here_has_a_limit(monkeypatch) -> None:
 async def test_an_answer_that_breaks_off_while_it_is_read_here_leaves_no_connection() -> None:
     async with writing(CUT_OFF, closes=True) as backend:
         proxy = Proxy()
-        answer = await proxy.open(backend, GET)
         with pytest.raises(BackendError):
-            await proxy.read(answer)
+            await proxy.get(backend, "/")
         assert not proxy._busy["the model"]
 
 

@@ -9,15 +9,15 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import httpx2
 import ray
 from ray import serve
 
 from headstart.extras.cluster.scaling import REQUESTS
 from headstart.gateway.balancer.health import requests_of
+from headstart.gateway.proxy import Backend, Proxy
 from headstart.gateway.router.child import ChildProcess
 from headstart.gateway.router.presets import ModelPreset
-from headstart.types.errors import ModelError
+from headstart.types.errors import BackendError, ModelError
 
 
 class ReplicaActor:
@@ -40,14 +40,15 @@ class ReplicaActor:
         )
         host = f"--host={ray.util.get_node_ip_address()}"
         self._server = ChildProcess(preset, (host,), self._on_state, self._on_exit)
-        headers = {"Authorization": f"Bearer {self._server.key}"}
-        self._client = httpx2.AsyncClient(headers=headers, timeout=5, trust_env=False)
         await self._is_ready.wait()
         if not self._url:
             code = self._exit_code
             raise ModelError(
                 self._failure or f"headstart serve ended with exit code {code}; its log says why"
             )
+        self._proxy = Proxy(silence_seconds=5)
+        headers = {"authorization": f"Bearer {self._server.key}"}
+        self._backend = Backend(name=self._name, url=self._url, headers=headers)
 
     def _on_state(self, state: Mapping[str, Any]) -> None:
         self._url, self._failure = state.get("url", self._url), state.get("message", "")
@@ -72,8 +73,8 @@ class ReplicaActor:
         if self._has_ended.is_set():
             raise RuntimeError("the server's process ended")
         now = time.monotonic()
-        with contextlib.suppress(httpx2.HTTPError):
-            if (await self._client.get(f"{self._url}/health")).status_code == 200:
+        with contextlib.suppress(BackendError):
+            if (await self._proxy.get(self._backend, "/health"))[0] == 200:
                 self._healthy_at = now
         if now - self._healthy_at > 120.0:
             raise RuntimeError("the server took no requests for 120 s")
@@ -92,7 +93,7 @@ class ReplicaActor:
 
     async def _num_requests(self) -> int | None:
         """Running and waiting requests; None if it does not answer."""
-        with contextlib.suppress(httpx2.HTTPError):
-            answer = await self._client.get(f"{self._url}/metrics")
-            return sum(requests_of(answer.raise_for_status().content))
+        with contextlib.suppress(BackendError):
+            status, body, _ = await self._proxy.get(self._backend, "/metrics")
+            return sum(requests_of(body)) if status == 200 else None
         return None

@@ -34,12 +34,12 @@ async def _poll(replica: Replica, proxy: Proxy) -> None:
     """
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
-            status, body, headers = await _get(replica, proxy, "/metrics")
+            status, body, headers = await proxy.get(replica.backend, "/metrics")
             started = headers.get(b"process-start-time-unix", b"").decode("latin-1")
             num_slots = replica.reported.num_slots
             is_well = status < 500 or status == 501  # 501: it gives no counts
             if is_well and replica.started_at != started:
-                props_status, props, _ = await _get(replica, proxy, "/props")
+                props_status, props, _ = await proxy.get(replica.backend, "/props")
                 found = (_object(props) if props_status == 200 else {}).get("total_slots")
                 num_slots = found if isinstance(found, int) and found > 0 else Load().num_slots
     except (BackendError, TimeoutError) as error:
@@ -64,11 +64,6 @@ def requests_of(metrics: bytes) -> tuple[int, int]:
     """Requests that run, and that wait, in the metrics of a server."""
     found = dict(re.findall(rb"(?m)^llamacpp:requests_(processing|deferred) (\d+)", metrics))
     return int(found.get(b"processing", 0)), int(found.get(b"deferred", 0))
-
-
-async def _get(replica: Replica, proxy: Proxy, path: str) -> tuple[int, bytes, dict[bytes, bytes]]:
-    answer = await proxy.open(replica.backend, {"method": "GET", "path": path})
-    return answer.status, await proxy.read(answer), dict(answer.headers)
 
 
 def _object(body: bytes) -> dict[str, Any]:
