@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import sys
@@ -16,7 +17,7 @@ from typing import Any, NoReturn
 from headstart.app.cli.arguments import LLAMA_SERVERS, PREFIX
 from headstart.app.cli.resolve import Resolved
 from headstart.extras.bench.client import HEADSTART, TENANT_HEADER, Client, running
-from headstart.extras.bench.comparison import AUTO, OTHER
+from headstart.extras.bench.comparison import OTHER
 from headstart.types.errors import ConfigError, HeadstartError
 
 _KEY = "bench"
@@ -33,19 +34,17 @@ def read_settings(text: str) -> dict[str, Fields]:
     """
     arms: dict[str, Fields] = {}
     for name in filter(None, (part.strip() for part in text.split(";"))):
-        mode, _, rest = name.rpartition(":")
-        types, at, length = rest.partition("@")
-        is_fixed = not mode and at and length.isdecimal() and int(length) > 0
-        if not is_fixed and (mode != AUTO or at or not types):
+        found = re.fullmatch(r"auto:([^:@]+)|([^:@]*)@(0*[1-9][0-9]*)", name)
+        if found is None:
             raise ConfigError(
                 f"--settings names {name!r}; write @LENGTH, SPECULATORS@LENGTH or "
                 "auto:SPECULATORS, as in @8;suffix@4;auto:suffix"
             )
-        fields = {"mode": "fixed", "n_max": int(length)} if is_fixed else {"mode": "auto"}
+        auto, fixed, length = found.groups()
+        types = auto or fixed
+        fields = {"mode": "fixed", "n_max": int(length)} if length else {"mode": "auto"}
         named = {"types": types.split(",")} if types else {}
-        arms[f"fixed {length}" if is_fixed and not types else name] = {
-            "speculative": fields | named
-        }
+        arms[name if types else f"fixed {length}"] = {"speculative": fields | named}
     return arms
 
 
