@@ -10,7 +10,6 @@ from typing import Any
 from headstart.control import AskedAnswer, Controller, Step
 from headstart.control.values import DraftCall
 from headstart.scheduler.policy import Policy
-from headstart.scheduler.sequence import Ending
 from headstart.scheduler.step import End, SequencePlan, StepPlan, StepRecord
 from headstart.types import NO_DRAFT, Batch, Draft
 
@@ -99,7 +98,7 @@ def make_record(plan: StepPlan, milliseconds: float = 0.0, num_prompt_rows: int 
 def make_end(sequence: Any, num_emitted: int) -> End:
     """It is over."""
     stats: Any = SimpleNamespace(num_emitted=num_emitted)
-    return End(sequence, Ending("length"), stats)
+    return End(sequence, "length", stats=stats)
 
 
 def decode(

@@ -13,14 +13,14 @@ from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.context_shift import shift_context
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.prompt_cache import PromptCache
-from headstart.scheduler.sequence import Ending, Sequence
-from headstart.scheduler.step import SequenceRecord, StepRecord
+from headstart.scheduler.sequence import Sequence
+from headstart.scheduler.step import End, SequenceRecord, StepRecord
 from headstart.types import Engine, Logits, Vocab
-from headstart.types.errors import EngineError, HeadstartError, RequestError
+from headstart.types.errors import EngineError, RequestError
 from headstart.types.request import TokenLogprob
 
-Leaving = tuple[Sequence, Ending | None]
-"""A sequence that leaves its cells, and why; None: its constraint is compiled for it alone."""
+Leaving = End | Sequence
+"""Why a sequence leaves its cells; only the sequence if its constraint is compiled for it alone."""
 
 
 class Committer:
@@ -48,32 +48,32 @@ class Committer:
         All rows are sampled before anything else is done: logits fill the processor's caches, so
         alternating with other work would evict that work's data each time.
         """
-        endings, grown = self._verify_all(record, logits), []
+        leaving, grown = self._verify_all(record, logits), []
         for result in record.results:
             if result.emitted:
                 try:
                     self._write(result, record.now)
                 except EngineError as error:
-                    endings.append((result.plan.sequence, failure(error)))
+                    leaving.append(End(result.plan.sequence, error=error))
                 else:
                     grown.append(result)
         self._drafting.accept(grown)
-        yield from endings
+        yield from leaving
         for result in grown:
             sequence = result.plan.sequence
             try:
-                ending = self._ending(sequence, result.emitted[-1], record.now)
+                end = self._end(sequence, result.emitted[-1], record.now)
             except EngineError as error:  # from the context shift
-                ending = failure(error)
-            if ending is not None:
-                yield sequence, ending
+                end = End(sequence, error=error)
+            if end is not None:
+                yield end
 
     def _verify_all(self, record: StepRecord, logits: Logits) -> list[Leaving]:
         """Sample tokens for each sequence whose known tokens are all decoded; returns those that
         leave without one.
         """
         offset = 0
-        endings: list[Leaving] = []
+        leaving: list[Leaving] = []
         for result in record.results:
             plan = result.plan
             sequence, length = plan.sequence, plan.start + plan.num_rows
@@ -92,15 +92,15 @@ class Committer:
                 # max_tokens 0: wants its prompt cached
                 if len(sequence.tokens) >= sequence.most_tokens:
                     self._cache.cut(sequence, length)
-                    endings.append((sequence, Ending("length")))
+                    leaving.append(End(sequence, "length"))
                     continue
                 self._verify(result, rows)
             except (EngineError, RequestError) as error:  # of this request alone
                 is_renewed = self._compiling.renew(sequence, error)
                 if is_renewed:
                     self._cache.cut(sequence, len(sequence.tokens))
-                endings.append((sequence, None if is_renewed else failure(error)))
-        return endings
+                leaving.append(sequence if is_renewed else End(sequence, error=error))
+        return leaving
 
     def _note_chunk(self, sequence: Sequence, length: int) -> None:
         """After a prompt chunk: take a checkpoint if one is due at this length."""
@@ -167,19 +167,19 @@ class Committer:
         is_spelled = token in sequence.request.shown_tokens
         return self._vocab.token_text(token) if is_spelled else self._vocab.token_bytes(token)
 
-    def _ending(self, sequence: Sequence, last: int, now: float) -> Ending | None:
+    def _end(self, sequence: Sequence, last: int, now: float) -> End | None:
         """Why the request ends after this token, or None."""
         if sequence.stop.found:
-            return Ending("word")
+            return End(sequence, "word")
         if last in sequence.end_tokens or (sequence.legality and sequence.legality.is_over):
-            return Ending("eos")
+            return End(sequence, "eos")
         if sequence.num_left <= 0 or sequence.indent.is_over:
-            return Ending("length")
+            return End(sequence, "length")
         if len(sequence.tokens) >= self._engine.context_size and not self._shift(sequence):
-            return Ending("length", is_truncated=True)
+            return End(sequence, "length", is_truncated=True)
         if sequence.request.max_seconds is None or not _is_late(sequence, now):
             return None
-        return Ending("length") if self._ends_line(last) else None
+        return End(sequence, "length") if self._ends_line(last) else None
 
     def _shift(self, sequence: Sequence) -> bool:
         """Shift the context if the server allows it; speculators start over after that."""
@@ -194,11 +194,6 @@ class Committer:
 
     def _ends_line(self, token: int) -> bool:
         return b"\n" in self._vocab.token_bytes(token)
-
-
-def failure(error: HeadstartError) -> Ending:
-    """The ending of a request that failed."""
-    return Ending("error", error=error)
 
 
 def _is_late(sequence: Sequence, now: float) -> bool:

@@ -22,7 +22,7 @@ from headstart.control.values import AskedAnswer, DraftCall, Step
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.model_drafting import ask_models
 from headstart.scheduler.offers import GRAMMAR, Candidate, askable, candidate, consider
-from headstart.scheduler.policy import Policy, check_wishes, make_policy
+from headstart.scheduler.policy import Policy, make_policy
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import (
     BELOW_BREAK_EVEN,
@@ -81,7 +81,6 @@ class Drafting:
         Raises:
             RequestError: it asks for drafts that this server cannot make.
         """
-        check_wishes(params, self.config, self.speculators)
         return make_policy(params, self.config, self.speculators, self.unusable)
 
     def draft(self, plan: StepPlan, engine: Engine) -> None:

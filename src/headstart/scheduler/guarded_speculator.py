@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 
 FAILED = "speculator failed"
 _FAILURES = (Exception, SystemExit)  # a failed draft must not fail a request
-_JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 # Calls whose time is reported under another name.
 _PHASES = {
     **dict.fromkeys(("end", "end_private", "go_on", "save_sequence"), "accept"),
@@ -206,7 +205,8 @@ class GuardedSpeculator:
     def describe(self) -> dict[str, Any]:
         """Its own description as plain JSON values: sent to another process and shown in /props."""
         try:
-            details = orjson.loads(orjson.dumps(self.speculator.describe(), option=_JSON))
+            options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
+            details = orjson.loads(orjson.dumps(self.speculator.describe(), option=options))
             if not isinstance(details, dict):
                 raise TypeError(f"describe() returned {details!r} but must return a dict")
             return details

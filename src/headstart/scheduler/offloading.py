@@ -31,14 +31,8 @@ from headstart.types.report import Counters
 log = logging.getLogger(__name__)
 
 BLOCK = 64  # tokens: 1 MiB of a small model, 8 of one with 8 B
-# at least STEP_SECONDS of a step, or this share of the last one, is for copies; a block once begun
-# is finished. It counts from the first copy: finding what to copy is O(context), and may take all
-STEP_SHARE = 0.04
 # longest wait for the disk: of a request, and of a server that stops
 PATIENCE_SECONDS = 5.0
-# unshared cells of idle prompts from which on they are moved to main memory: 2,000 made decodes 1.3
-# to 1.5 times as slow; a few are not worth two copies
-LEAST_OWN_CELLS = 256
 _NOTHING: Future[StoredPrompt | None] = Future()
 _NOTHING.set_result(None)
 
@@ -78,8 +72,12 @@ class Offloading:
             self.disk, self.store.dropped = disk, disk.put
 
     def begin_step(self, last_seconds: float) -> None:
-        """Reset the time limit of copies, given how long the last step took; inf: no limit."""
-        self._seconds, self._until = max(STEP_SECONDS, STEP_SHARE * last_seconds), None
+        """Reset the time limit of copies, given how long the last step took; inf: no limit.
+
+        A block once begun is finished. The time counts from the first copy: finding what to copy is
+        O(context), and may take all.
+        """
+        self._seconds, self._until = max(STEP_SECONDS, 0.04 * last_seconds), None
 
     def take_time(self) -> bool:
         """Begin the time for copies of this step, or return whether some of it is left."""
@@ -115,7 +113,8 @@ class Offloading:
             return
         idle = [one for one in self._cells if one.user is None and one.length >= LEAST_TOKENS]
         own = {cells.seq_id: self._num_own(cells) for cells in idle}
-        if sum(own.values()) < LEAST_OWN_CELLS:
+        # 2,000 of them made decodes 1.3 to 1.5 times as slow; a few are not worth two copies
+        if sum(own.values()) < 256:
             return
         for cells in idle:
             # copies include the shared prefix

@@ -32,11 +32,14 @@ def make_policy(
     other from the server.
 
     Args:
-        params: the request's parameters.
-        config: the server's settings.
         loaded: names of the speculators, in order of preference.
         unusable: reason if no draft can be verified.
+
+    Raises:
+        RequestError: it names a speculator that is not loaded, or asks for drafts while there is
+            none. `n_max` alone is accepted: clients of llama-server always send it.
     """
+    _check_wishes(params, config, loaded)
     mode = params.mode or config.mode
     if params.mode is None and params.n_max and mode is DraftMode.OFF:
         mode = DraftMode.AUTO  # the server drafts on request only, and this is such a request
@@ -58,16 +61,9 @@ def make_policy(
     )
 
 
-def check_wishes(
+def _check_wishes(
     params: SpeculativeParams, config: SpeculationConfig, loaded: Collection[str]
 ) -> None:
-    """Refuse a request for drafts that this server cannot make.
-
-    `n_max` alone is accepted: clients of llama-server always send it.
-
-    Raises:
-        RequestError: a speculator that is not loaded, or any while speculation is off.
-    """
     wish = f"types names {params.types[0]!r}" if params.types else ""
     if params.mode is not None and params.mode is not DraftMode.OFF:
         wish = f"mode is {params.mode.value}"

@@ -10,7 +10,7 @@ Knows tokens and bytes, no engine: only the caller interprets the bytes.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right, insort
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ from operator import attrgetter
 
 from headstart.structures.checkpoints import Data, unpack
 from headstart.structures.prefix import common_prefix_length
-from headstart.structures.tenants import namespace_id, tenant_of
+from headstart.structures.tenants import tenant_of
 from headstart.types.media import chunk_begin
 
 
@@ -70,6 +70,9 @@ class StoredPrompt:
         return self.blocks[: bisect_right(self.blocks, length, key=attrgetter("end"))]
 
 
+_text_of = attrgetter("namespace", "tokens")
+
+
 class PromptStore:
     """Stored prompts, up to a limit in bytes."""
 
@@ -82,8 +85,7 @@ class PromptStore:
         self._prompts = OrderedDict[StoredPrompt, bool]()
         self._held: Counter[str] = Counter()  # bytes, by tenant
         self._uses = defaultdict[StoredBlock, int](int)  # number of prompts that contain a block
-        # the prompts in the order of their texts
-        self._texts, self._sorted = list[bytes](), list[StoredPrompt]()
+        self._sorted = list[StoredPrompt]()  # by their texts
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -99,12 +101,12 @@ class PromptStore:
     def find(self, namespace: str, tokens: array[int]) -> tuple[StoredPrompt | None, int]:
         """The stored prompt with the longest common prefix, and the prefix length. O(tokens)."""
         best: StoredPrompt | None = None
-        text, most = _text_of(namespace, tokens), 0
-        at = bisect_right(self._texts, text)
-        for near in range(max(0, at - 1), min(at + 1, len(self._texts))):
-            num_common = common_prefix_length(self._texts[near], text) - len(namespace_id(""))
-            if (length := num_common // tokens.itemsize) > most:
-                best, most = self._sorted[near], length
+        most, at = 0, bisect_right(self._sorted, (namespace, tokens), key=_text_of)
+        for near in self._sorted[max(0, at - 1) : at + 1]:
+            is_own = near.namespace == namespace
+            num_common = common_prefix_length(near.tokens, tokens) if is_own else 0
+            if num_common > most:
+                best, most = near, num_common
         return best, chunk_begin(tokens, most)
 
     def holds(self, namespace: str, tokens: array[int]) -> bool:
@@ -131,10 +133,7 @@ class PromptStore:
                 prompt = replace(prompt, blocks=blocks)
         self._count(prompt, 1)  # first: those taken share its blocks
         self.erase(prompt.namespace, prompt.tokens)
-        text = _text_of(prompt.namespace, prompt.tokens)
-        at = bisect_left(self._texts, text)
-        self._texts.insert(at, text)
-        self._sorted.insert(at, prompt)
+        insort(self._sorted, prompt, key=_text_of)
         self._prompts[prompt] = False
         while self.num_bytes > self.max_bytes:
             most = max(self._held, key=self._held.__getitem__)
@@ -159,21 +158,19 @@ class PromptStore:
 
     def erase(self, namespace: str, tokens: array[int]) -> None:
         """Remove what is stored of a text: its beginnings, whatever their length."""
-        text = _text_of(namespace, tokens)
-        at = bisect_right(self._texts, text)
-        while at:
+        at = bisect_right(self._sorted, (namespace, tokens), key=_text_of)
+        while at and (last := self._sorted[at - 1]).namespace == namespace:
             at -= 1
-            length = common_prefix_length(self._texts[at], text)
-            if length == len(self._texts[at]):
-                self.take(self._sorted[at])
+            length = common_prefix_length(last.tokens, tokens)
+            if length == len(last.tokens):
+                self.take(last)
             else:  # those in between agree at least as far
-                at = bisect_right(self._texts, text[:length], 0, at)
+                at = bisect_right(self._sorted, (namespace, tokens[:length]), 0, at, key=_text_of)
 
     def take(self, prompt: StoredPrompt) -> bool:
         """Remove a prompt, which must be in the store; returns whether cells continue it."""
         is_continued = self._prompts.pop(prompt)
-        at = bisect_left(self._texts, _text_of(prompt.namespace, prompt.tokens))
-        del self._texts[at], self._sorted[at]
+        self._sorted.remove(prompt)
         self._count(prompt, -1)
         return is_continued
 
@@ -192,7 +189,3 @@ class PromptStore:
         self._held[tenant] += num_bytes
         if not self._held[tenant]:
             del self._held[tenant]
-
-
-def _text_of(namespace: str, tokens: array[int]) -> bytes:
-    return namespace_id(namespace) + tokens.tobytes()

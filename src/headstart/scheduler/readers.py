@@ -152,7 +152,7 @@ class StepOutcomes:
 
     def _end(self, end: End) -> Event:
         """The last event of a request; adds the request to the counters."""
-        sequence, ending = end.sequence, end.ending
+        sequence = end.sequence
         counts = self._requests.pop(sequence.number, None) or RequestCounts()
         self._ended.add(counts)
         request_id = sequence.request.request_id
@@ -163,16 +163,16 @@ class StepOutcomes:
             by_speculator=dict(counts.by_speculator),
         )
         has_run = sequence.admitted is not None
-        if ending.error is not None:
+        if end.error is not None:
             self._counters.requests_failed += has_run
-            return error_event(request_id, ending.error, stats if has_run else None)
+            return error_event(request_id, end.error, stats if has_run else None)
         if has_run:
             self._counters.add_request(stats)
         if end.rest:
             self._events.append(TokenEvent(request_id, (), end.rest, (), slot_id=stats.slot_id))
-        word = sequence.stop.found.decode("utf-8", "replace") if ending.reason == "word" else ""
-        is_truncated = ending.is_truncated or sequence.num_dropped > 0
-        return FinishEvent(request_id, ending.reason, stats, word, is_truncated)
+        word = sequence.stop.found.decode("utf-8", "replace") if end.reason == "word" else ""
+        is_truncated = end.is_truncated or sequence.num_dropped > 0
+        return FinishEvent(request_id, end.reason, stats, word, is_truncated)
 
 
 def _count_step(result: SequenceRecord, counts: RequestCounts) -> None:

@@ -17,7 +17,7 @@ from headstart.config import SchedulerConfig, read_weights
 from headstart.scheduler import admission, batching
 from headstart.scheduler.admission import Tenants
 from headstart.scheduler.cell_order import CellOrder
-from headstart.scheduler.commit import Committer, failure
+from headstart.scheduler.commit import Committer
 from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.observed_engine import observed
@@ -26,7 +26,7 @@ from headstart.scheduler.prompt_cache import PromptCache
 from headstart.scheduler.prompt_order import PromptOrder
 from headstart.scheduler.prompt_store import PromptStore
 from headstart.scheduler.readers import StepOutcomes
-from headstart.scheduler.sequence import Cells, Ending, Sequence
+from headstart.scheduler.sequence import Cells, Sequence
 from headstart.scheduler.slot_actions import SlotActions
 from headstart.scheduler.step import End, ReadRecord, SequencePlan, StepPlan, StepRecord
 from headstart.scheduler.turns import Turns
@@ -45,7 +45,6 @@ log = logging.getLogger(__name__)
 
 MOST_SCORED = 1 << 20  # logits that a step reads to score prompts while others wait: 3 ms
 WAIT_SECONDS = 0.005  # for threads, in a step without other work
-_CANCELLED = Ending("cancelled")
 _NO_LOGITS: Logits = np.empty((0, 0), np.float32)
 
 
@@ -130,17 +129,17 @@ class Scheduler:
             queue = [*self.compiling, *self.waiting]
             seconds = self.counters.mean_seconds / len(self.cells)
             last, error = self._tenants.make_place(sequence, queue, self.config.max_queue, seconds)
-            self.cancel(last.request.request_id, failure(error))
+            self.cancel(last.request.request_id, error)
         num_ahead = len(self.waiting) + len(self.compiling)
         self._num_new += num_ahead < num_free and bool(self.running)
         (self._queue if request.constraint is None else self.compiling.add)(sequence)
         self._tenants.add(sequence.tenant)
 
-    def cancel(self, request_id: str, ending: Ending = _CANCELLED) -> None:
+    def cancel(self, request_id: str, error: HeadstartError | None = None) -> None:
         """Stop a request wherever it is; unknown or finished ones are ignored."""
         named = [one for one in self.waiting + self.running if one.request.request_id == request_id]
         for sequence in named + self.compiling.remove(request_id):
-            self.detach(sequence, ending)
+            self.detach(End(sequence, "cancelled", error=error))
 
     def _queue(self, sequence: Sequence) -> None:
         """Queue the sequence for a slot; if too few are free, the tenant with most may lose one."""
@@ -200,7 +199,7 @@ class Scheduler:
         """End what runs, so that its prompts can be kept, and pass what ended to the readers."""
         self.read()
         for sequence in [*self.running]:
-            self.detach(sequence, _CANCELLED)
+            self.detach(End(sequence, "cancelled"))
         self.record = self.commit(StepPlan(self._batch, self.clock()), _NO_LOGITS)
         self.read()
 
@@ -253,7 +252,7 @@ class Scheduler:
         if len(self.running) > 1:
             self._interrupt(last, "the context is full", lacks_cells=True)
         else:
-            self.detach(last, Ending("length", is_truncated=True))
+            self.detach(End(last, "length", is_truncated=True))
 
     def fail(self, plan: StepPlan, error: EngineError) -> None:
         """Fail the requests of a batch whose decode failed; the others and the worker continue."""
@@ -262,7 +261,7 @@ class Scheduler:
             batching.unpad(self.engine)
         for one in (*plan.answers, *plan.prompts):
             if one.num_rows:
-                self.detach(one.sequence, failure(error))
+                self.detach(End(one.sequence, error=error))
                 one.num_rows = 0
         self.num_failed_decodes += plan.batch.media is None  # media fail alone
         if batching.mixes_states(plan.batch, self.engine):
@@ -281,11 +280,11 @@ class Scheduler:
                 batching.unpad(self.engine)
             if plan.max_prompt_rows or self._tenants.are_several:
                 self._order.count(plan, record.target_ms)
-        for sequence, ending in self._committer.commit(record, logits):
-            if ending is None:
-                self._interrupt(sequence, "its constraint is compiled for it alone")
+        for leaving in self._committer.commit(record, logits):
+            if isinstance(leaving, End):
+                self.detach(leaving)
             else:
-                self.detach(sequence, ending)
+                self._interrupt(leaving, "its constraint is compiled for it alone")
         record.ended, self._ended = self._ended, []
         record.finished = self.clock()
         self._step_seconds = record.finished - plan.started
@@ -311,20 +310,22 @@ class Scheduler:
         if is_emptied:
             self.cache.offloading.empty(cells)
 
-    def detach(self, sequence: Sequence, ending: Ending) -> None:
+    def detach(self, end: End) -> None:
         """Detach a request, wherever it is, for good."""
-        stats = sequence.summarize(self.clock())
+        sequence = end.sequence
+        end.stats = sequence.summarize(self.clock())
         if sequence.cells is not None:
-            self._leave(sequence, is_emptied=ending.error is not None)
+            self._leave(sequence, is_emptied=end.error is not None)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
         has_begun = hasattr(sequence, "sampler") or sequence.lookup or sequence.loading
         if has_begun and sequence.admitted is None:  # a slot was reserved for it
             self._tenants.charge_turn(sequence.tenant)
-        rest = b"" if ending.error is not None else sequence.stop.flush()
+        if end.error is None:
+            end.rest = sequence.stop.flush()
         self._tenants.remove(sequence.tenant)
         self.compiling.release(sequence)
-        self._ended.append(End(sequence, ending, stats, rest))
+        self._ended.append(end)
 
     def wait_for_threads(self) -> None:
         """Idle: wait briefly for background threads."""
@@ -342,7 +343,7 @@ class Scheduler:
             if error is None:
                 self._queue(sequence)
             else:
-                self.detach(sequence, failure(error))
+                self.detach(End(sequence, error=error))
 
     def _admit(self, now: float) -> None:
         """Give free cells with the longest known prefix to waiting requests, tenants in turn."""
@@ -380,7 +381,7 @@ class Scheduler:
         try:
             sampler = sequence.begin(self.engine, self.vocab)
         except HeadstartError as error:
-            self.detach(sequence, failure(error))
+            self.detach(End(sequence, error=error))
             return False
         sampler.tie_margin = self.near_tie
         while not (is_done := sampler.read_on()) and self.cache.offloading.take_time():

@@ -113,15 +113,6 @@ class Cells:
         return chunk_begin(tokens, known)
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """Why a request leaves its cells; `reason` is that of `FinishEvent`."""
-
-    reason: str
-    is_truncated: bool = False
-    error: Exception | None = None
-
-
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One request from submission to its last event.

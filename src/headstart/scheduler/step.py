@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headstart.control.values import DraftCall, Step
-from headstart.scheduler.sequence import Ending, Sequence
+from headstart.scheduler.sequence import Sequence
 from headstart.types import Batch, Draft
 from headstart.types.constraint import NO_LIMIT
 from headstart.types.request import RequestStats, TokenLogprob
@@ -120,11 +120,14 @@ class StepPlan:
 
 @dataclass(slots=True)
 class End:
-    """A request that ended."""
+    """A request that ended, and why."""
 
     sequence: Sequence
-    ending: Ending
-    stats: RequestStats  # without draft counts
+    reason: str = "error"  # that of `FinishEvent`, unless it failed
+    is_truncated: bool = False
+    error: Exception | None = None
+    # set when it is detached
+    stats: RequestStats = field(default_factory=RequestStats)  # without draft counts
     rest: bytes = b""  # text withheld because it could have begun a stop string
 
 

@@ -23,8 +23,7 @@ log = logging.getLogger(__name__)
 
 # All widths up to 17, because kernels favour some of them; those that few users need come first.
 ROWS = (1, 4, 3, 8, 5, 6, 7, 16, 12, 9, 17, 10, 24, 14, 11, 32, 13, 15)
-ROUNDS, MOST_ROUNDS = 3, 12  # fast steps vary more, and are cheap to repeat ...
-QUICK = 0.1  # ... while the total stays below this share of the available time
+ROUNDS, MOST_ROUNDS = 3, 12  # fast steps vary more, and are cheap to repeat
 MOST_PADDING = 8  # rows beyond the maximum number of outputs: padding has none
 FILL = 128  # tokens added to the cache after the first round
 
@@ -151,7 +150,7 @@ class DecodeTimer:
 
     @property
     def is_done(self) -> bool:
-        is_enough = self._turn >= ROUNDS * len(ROWS) and self._elapsed > QUICK * self._seconds
+        is_enough = self._turn >= ROUNDS * len(ROWS) and self._elapsed > 0.1 * self._seconds
         return is_enough or self._turn >= MOST_ROUNDS * len(ROWS) or self._elapsed > self._seconds
 
     def go_on(self, is_interrupted: Interrupted = lambda: False) -> None:

@@ -24,12 +24,7 @@ WIDE = (*range(20, 64, 4), 63, 64)  # attention on a CPU changes at 64
 LENGTH = 245  # tokens in the cache before the rows: a decode of each width but 11 crosses cell 256
 LEAST_ROWS = 16  # compared per width, or one decode if that has more
 CERTAIN_ROWS = 64  # with a tiny model: rows of different kernels may agree by chance
-_READ = 32  # rows per decode when filling the cache
 _STEP = 7919  # a prime: neighbours differ
-
-
-class _GaveWay(Exception):
-    """A comparison was interrupted."""
 
 
 class WidthComparison:
@@ -77,7 +72,7 @@ class WidthComparison:
             for width in (*range(1, 17), *WIDE):
                 if width <= most and width not in self.rows:
                     self._look(width, length, others)
-        except _GaveWay:
+        except InterruptedError:
             return None
         finally:
             for seq_id in self.sequences:
@@ -128,7 +123,7 @@ class WidthComparison:
 
     def _run(self) -> Logits:
         if self._is_interrupted():
-            raise _GaveWay
+            raise InterruptedError
         return self._engine.decode(self._batch)
 
     def _measure(self, logits: Logits, start: int) -> None:
@@ -186,7 +181,7 @@ class WidthComparison:
         return lengths
 
     def _read(self, seq_id: int, length: int) -> None:
-        size = min(_READ, self._batch.capacity)
+        size = min(32, self._batch.capacity)
         for start in range(0, length, size):
             self._batch.clear()
             rows = range(start, min(start + size, length))

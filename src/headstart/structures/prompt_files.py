@@ -28,7 +28,6 @@ from headstart.structures.tenants import tenant_of
 SUFFIX = ".prompt"
 _HEADER = struct.Struct("<8sII16s")  # magic, bytes of JSON, tokens, checksum
 _MAGIC, _CHECKSUM_SIZE = b"HSPROMP4", 16
-_PIECE = 1 << 20  # bytes written without a pause, each with a checksum
 
 
 def write_prompt(
@@ -103,9 +102,10 @@ def _read_head(file: BinaryIO) -> tuple[array[int], dict[str, int], bytes]:
     return tokens, sizes, first
 
 
-def _pieces(cache: Data) -> Iterator[memoryview]:
+def _pieces(cache: Data, size: int = 1 << 20) -> Iterator[memoryview]:
+    """Parts that are written without a pause, each with a checksum."""
     view = memoryview(cache)
-    return (view[at : at + _PIECE] for at in range(0, len(view), _PIECE))
+    return (view[at : at + size] for at in range(0, len(view), size))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

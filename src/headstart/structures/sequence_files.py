@@ -37,7 +37,6 @@ MAGIC, VERSION = 0x67677371, 3
 _HEADER = struct.Struct("<III")
 _NUM_GAPS, _GAP_BYTES = struct.Struct("<H"), 8  # in memory: the number of gaps, then the gaps
 _FRONT = struct.Struct("<Ii")  # then a magic and an id, which is ignored
-_STATE_MAGIC = 0xAF143CD8
 _TRAILER = struct.Struct("<8sIH")  # magic, exact tokens, gaps; then a checksum of all before it
 _TRAILER_MAGIC, _CHECKSUM_BYTES = b"HS SLOT3", 16
 _PACKED, _PACKED_VERSION, _NUM_AROUND = -1, 1, 4  # of llama-server; numbers around the tokens
@@ -98,7 +97,7 @@ def read(path: Path, context_size: int, vocab_size: int) -> SavedSequence:
             size = max(0, num_bytes - end - num_behind)
             data, place = reserve(start + _FRONT.size + size, ())
             place[: _NUM_GAPS.size] = _NUM_GAPS.pack(num_gaps)
-            place[start : start + _FRONT.size] = _FRONT.pack(_STATE_MAGIC, 0)
+            place[start : start + _FRONT.size] = _FRONT.pack(0xAF143CD8, 0)
             gaps, state = place[_NUM_GAPS.size : start], place[start + _FRONT.size :]
             if file.readinto(state) != len(state) or file.readinto(gaps) != len(gaps):
                 raise RequestError(f"{path.name} became shorter while it was read")

@@ -103,4 +103,4 @@ class TextRecorder:
 def _is_whole(end: End) -> bool:
     sequence = end.sequence
     is_text = not (sequence.media or sequence.num_dropped)
-    return is_text and end.ending.reason in ("eos", "word", "length")
+    return is_text and end.reason in ("eos", "word", "length")
