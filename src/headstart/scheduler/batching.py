@@ -99,8 +99,8 @@ def _add_prompts(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
 
 
 def _pad(plan: StepPlan, engine: Engine) -> None:
-    """Add rows that make the decode faster: of a spare sequence, without outputs. `unpad` removes
-    them.
+    """Add rows that make the decode faster: of a spare sequence, without outputs. They
+    leave the cache after the decode.
     """
     batch, spare = plan.batch, engine.padding_sequence
     if spare is None or not batch.num_rows:
@@ -108,12 +108,6 @@ def _pad(plan: StepPlan, engine: Engine) -> None:
     else:  # tokens of the batch, so that a mixture of experts reads no other experts for them
         tokens = np.resize(batch.tokens[: batch.num_rows], plan.num_padding)
         batch.add(spare, 0, tokens.tolist(), 0)
-
-
-def unpad(engine: Engine) -> None:
-    """Remove the padding rows from the cache."""
-    assert engine.padding_sequence is not None
-    engine.clear(engine.padding_sequence)
 
 
 def mixes_states(batch: Batch, engine: Engine) -> bool:

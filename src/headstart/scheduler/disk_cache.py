@@ -79,7 +79,7 @@ class DiskCache:
         self.is_over = threading.Event()  # no decodes to pause for
         self._too_old: dict[str, float] = {}  # by owner: prompts used before lack room
         self.failure = ""  # why nothing can be written; logged once
-        self._most_bytes, self.retry_at = 0, 0.0  # no larger prompt is written before
+        self._most_bytes, self.retry_at = 0, 0.0  # no prompt as large is written before
         # of the whole folder, as the writer last saw it, by owner: bytes, and evictable files, the
         # least recently used last
         self._held: Counter[str] = Counter()
@@ -100,11 +100,6 @@ class DiskCache:
             self._listed = self._writer.submit(self._look)
         return self._listed
 
-    @property
-    def most_bytes(self) -> int:
-        """Size of the largest prompt to be written; 0 while the disk fails."""
-        return self._most_bytes if time.monotonic() < self.retry_at else self._max_bytes
-
     def knows(self, namespace: str, tokens: array[int]) -> bool:
         """Whether all of these tokens are stored, or queued to be written."""
         is_there = self.index.find(namespace, tokens)[1] == len(tokens)
@@ -113,7 +108,8 @@ class DiskCache:
     def takes(self, namespace: str, num_bytes: float, last_used: float) -> bool:
         """Whether there may be room for a prompt of this size, used then."""
         is_too_old = last_used <= self._too_old.get(owner_of(namespace), 0.0)
-        return num_bytes < self.most_bytes and not is_too_old
+        most = self._most_bytes if time.monotonic() < self.retry_at else self._max_bytes
+        return num_bytes < most and not is_too_old
 
     def reading_seconds(self, files: Sequence[StoredFile]) -> float:
         """Estimated seconds to read files into main memory, from measured reads."""
@@ -335,8 +331,13 @@ class DiskCache:
         for folder in self._folder.glob("*/"):
             with suppress(OSError):  # owned by another user, or removed meanwhile
                 for number, entry in enumerate(os.scandir(folder), 1):
-                    with suppress(FileNotFoundError, ValueError):
-                        self._note(Path(entry.path), entry.stat(), found)
+                    with suppress(FileNotFoundError, ValueError):  # of a name that is not ours
+                        path, stat = Path(entry.path), entry.stat()
+                        if path.suffix == SUFFIX:
+                            file = StoredFile.of(path, stat.st_size)
+                            found.append((stat.st_mtime, -file.length, file))
+                        elif path.suffix == ".tmp" and time.time() - stat.st_mtime > 3600.0:
+                            path.unlink()  # of a dead process
                     if not number % 64 and self._look_at:  # not at the start
                         self._rest()
         there = {file.path.stem: file for _, _, file in found if file.path.parent == self._own}
@@ -351,20 +352,6 @@ class DiskCache:
             self._held[file.owner] += file.num_bytes
             self._by_age[file.owner].append((used, length, file))
         self._look_at = time.monotonic() + LOOK_SECONDS
-
-    def _note(
-        self, path: Path, stat: os.stat_result, found: list[tuple[float, int, StoredFile]]
-    ) -> None:
-        """Record a file of the folder.
-
-        Raises:
-            ValueError: its name is not one of ours.
-        """
-        if path.suffix == SUFFIX:
-            file = StoredFile.of(path, stat.st_size)
-            found.append((stat.st_mtime, -file.length, file))
-        elif path.suffix == ".tmp" and time.time() - stat.st_mtime > 3600.0:  # of a dead process
-            path.unlink()
 
     def _drop(self, file: StoredFile) -> None:
         self.index.remove(file)

@@ -135,13 +135,14 @@ class Drafting:
         if record.plan.calls:
             self._reading_ms = 1000.0 * (self._clock() - started)
 
-    def _tell(self, work: Callable[..., None], *what: Any) -> None:
+    def _tell(self, work: Callable[..., Any], *what: Any) -> Any:
         """Do work that uses control, unless it has failed; its errors end drafts, not requests."""
         if not self.failure:
             try:
-                work(*what)
+                return work(*what)
             except Exception as error:
                 self.fail(error)
+        return None
 
     def fail(self, error: Exception) -> None:
         """Disable drafting after control raised. Called while the exception is handled."""
@@ -294,12 +295,8 @@ class Drafting:
 
     def describe_control(self) -> dict[str, Any]:
         """The estimates of control, JSON-ready; `failure` says why it is off."""
-        if not self.failure:
-            try:
-                return {"failure": "", **self.controller.describe()}
-            except Exception as error:
-                self.fail(error)
-        return {"failure": self.failure}
+        described = self._tell(self.controller.describe) or {}
+        return {"failure": self.failure, **described}
 
     def close(self) -> None:
         """Let speculators write their persistent data, with what may be kept of running answers."""
@@ -362,8 +359,8 @@ def limit_drafts(plan: StepPlan, engine: Engine) -> list[SequencePlan]:
                 limit, reason = left, "max_tokens reached"
         if limit > 0:
             limit = min(limit, policy.n_max)
-            if sequence.sampler.thoughts is not None:
-                limit = min(limit, sequence.num_free)
+            if (thoughts := sequence.sampler.thoughts) is not None:
+                limit = min(limit, thoughts.num_free)
         answer.limit = limit
         if limit > 0:
             may_draft.append(answer)

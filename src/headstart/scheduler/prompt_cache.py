@@ -85,15 +85,19 @@ class PromptCache:
         chosen = (wished or [best])[0]
         if not wished and self._loses_much(own[chosen.seq_id], common[chosen.seq_id], oldest):
             chosen = oldest
-        copies = {
-            cells.seq_id: self._engine.reusable(cells.seq_id, common[cells.seq_id], by_copy=True)
-            for cells in self.cells
-            if cells is not chosen
-        }
-        source = max(copies, key=lambda seq_id: copies[seq_id], default=chosen.seq_id)
-        if copies.get(source, 0) > own[chosen.seq_id].num_known:
-            return Placement(chosen, copies[source], self.cells[source])
-        return own[chosen.seq_id]
+        shared = self._find_shared(chosen, common)
+        return max(own[chosen.seq_id], shared, key=lambda placement: placement.num_known)
+
+    def _find_shared(self, cells: Cells, common: dict[int, int]) -> Placement:
+        """The other cells of which these can share most; `common`: by sequence id, how many tokens
+        of the request each holds.
+        """
+        best = Placement(cells)
+        for other in self.cells:
+            if other is not cells and common[other.seq_id] > best.num_shared:
+                num = self._engine.reusable(other.seq_id, common[other.seq_id], by_copy=True)
+                best = Placement(cells, num, other) if num > best.num_shared else best
+        return best
 
     def place(self, sequence: Sequence, placement: Placement) -> None:
         """Give the request its cells, truncated to what they have in common with it."""
@@ -178,12 +182,10 @@ class PromptCache:
 
     def _share_most(self, sequence: Sequence, cells: Cells) -> None:
         """Share other cells if they hold more of a request's text than its own."""
-        others = (one for one in self.cells if one is not cells)
-        source = max(others, key=lambda one: num_shared(one, sequence), default=cells)
-        known = num_shared(source, sequence)
-        length = self._engine.reusable(source.seq_id, known, by_copy=True)
-        if length > cells.length:
-            self.place(sequence, Placement(cells, length, source))
+        common = {one.seq_id: num_shared(one, sequence) for one in self.cells}
+        shared = self._find_shared(cells, common)
+        if shared.num_shared > cells.length:
+            self.place(sequence, shared)
 
     def _keep(self, cells: Cells) -> bool:
         """Copy the slot's contents to RAM. Returns False if copying is unfinished."""

@@ -6,7 +6,6 @@ record: its cells may belong to another request by then.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import replace
 from itertools import groupby
 
@@ -19,29 +18,12 @@ from headstart.types.request import (
     Event,
     FinishEvent,
     PromptEvent,
+    RequestStats,
     TokenEvent,
     VerifiedDraft,
     error_event,
 )
 from headstart.types.speculation_stats import SpeculationStats
-
-
-class RequestCounts:
-    """Draft counts of one request, or of several together."""
-
-    __slots__ = ("by_speculator", "drafts", "num_steps")
-
-    def __init__(self) -> None:
-        self.num_steps = 0
-        self.drafts = SpeculationStats()
-        self.by_speculator = defaultdict[str, SpeculationStats](SpeculationStats)
-
-    def add(self, other: RequestCounts) -> None:
-        """Add the counts of another request."""
-        self.num_steps += other.num_steps
-        self.drafts.add(other.drafts)
-        for name, stats in other.by_speculator.items():
-            self.by_speculator[name].add(stats)
 
 
 class StepOutcomes:
@@ -53,20 +35,21 @@ class StepOutcomes:
     def __init__(self, speculators: dict[str, GuardedSpeculator], counters: Counters) -> None:
         self._speculators, self._counters = speculators, counters
         self._events: list[Event] = []
-        self._ended = RequestCounts()  # of all requests that have left
-        self._requests: dict[int, RequestCounts] = {}  # by number of the sequence
+        # counts of drafts only: of all requests that have left, and of the others by number
+        self._ended = RequestStats()
+        self._requests: dict[int, RequestStats] = {}
 
     @property
-    def total(self) -> RequestCounts:
-        """Counts of all requests since the start; a copy."""
-        total = RequestCounts()
+    def total(self) -> RequestStats:
+        """Counts of the drafts of all requests since the start; a copy."""
+        total = RequestStats()
         for counts in (self._ended, *self._requests.values()):
             total.add(counts)
         return total
 
-    def of(self, sequence: Sequence) -> RequestCounts:
-        """Counts of a request so far."""
-        return self._requests.get(sequence.number) or RequestCounts()
+    def of(self, sequence: Sequence) -> RequestStats:
+        """Counts of a request's drafts so far."""
+        return self._requests.get(sequence.number) or RequestStats()
 
     def report(self) -> tuple[SpeculatorReport, ...]:
         """Counts of each speculator since the start, and of forced tokens if there were any."""
@@ -135,8 +118,8 @@ class StepOutcomes:
                 if not result.plan.is_prompt:
                     _count_step(result, counts)
 
-    def _begin(self, sequence: Sequence) -> RequestCounts:
-        counts = self._requests[sequence.number] = RequestCounts()
+    def _begin(self, sequence: Sequence) -> RequestStats:
+        counts = self._requests[sequence.number] = RequestStats()
         if not sequence.policy.reason:
             counts.by_speculator |= {name: SpeculationStats() for name in sequence.policy.types}
         return counts
@@ -153,7 +136,7 @@ class StepOutcomes:
     def _end(self, end: End) -> Event:
         """The last event of a request; adds the request to the counters."""
         sequence = end.sequence
-        counts = self._requests.pop(sequence.number, None) or RequestCounts()
+        counts = self._requests.pop(sequence.number, None) or RequestStats()
         self._ended.add(counts)
         request_id = sequence.request.request_id
         stats = replace(
@@ -175,7 +158,7 @@ class StepOutcomes:
         return FinishEvent(request_id, end.reason, stats, word, is_truncated)
 
 
-def _count_step(result: SequenceRecord, counts: RequestCounts) -> None:
+def _count_step(result: SequenceRecord, counts: RequestStats) -> None:
     """Count a step of an answer: its draft, or why there was none."""
     answer, policy = result.plan, result.plan.sequence.policy
     verified = answer.sources[: answer.num_verified]

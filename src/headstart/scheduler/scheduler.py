@@ -257,8 +257,6 @@ class Scheduler:
     def fail(self, plan: StepPlan, error: EngineError) -> None:
         """Fail the requests of a batch whose decode failed; the others and the worker continue."""
         log.error("decode failed: %s", error)
-        if plan.num_padding:
-            batching.unpad(self.engine)
         for one in (*plan.answers, *plan.prompts):
             if one.num_rows:
                 self.detach(End(one.sequence, error=error))
@@ -269,15 +267,16 @@ class Scheduler:
                 self._interrupt(sequence, "a decode failed beside it")
             for cells in self.cells:
                 self.cache.offloading.empty(cells)
-        plan.num_rows = plan.num_padding = 0
+        plan.num_rows = 0
 
     def commit(self, plan: StepPlan, logits: Logits) -> StepRecord:
         """Write the results of the batch into a record, and end finished requests."""
         record = StepRecord(plan, self.clock())
+        if plan.num_padding:
+            assert self.engine.padding_sequence is not None
+            self.engine.clear(self.engine.padding_sequence)
         if plan.num_rows:
             self.num_failed_decodes = 0
-            if plan.num_padding:
-                batching.unpad(self.engine)
             if plan.max_prompt_rows or self._tenants.are_several:
                 self._order.count(plan, record.target_ms)
         for leaving in self._committer.commit(record, logits):
@@ -378,13 +377,13 @@ class Scheduler:
                 sequence.lookup = self.engine.begin_filters(sequence.request.sampling)
             if sequence.lookup is not None:
                 return False
-        try:
-            sampler = sequence.begin(self.engine, self.vocab)
-        except HeadstartError as error:
-            self.detach(End(sequence, error=error))
-            return False
-        sampler.tie_margin = self.near_tie
-        while not (is_done := sampler.read_on()) and self.cache.offloading.take_time():
+            try:
+                sequence.begin(self.engine, self.vocab)
+            except HeadstartError as error:
+                self.detach(End(sequence, error=error))
+                return False
+            sequence.sampler.tie_margin = self.near_tie
+        while not (is_done := sequence.sampler.read_on()) and self.cache.offloading.take_time():
             pass
         return is_done
 
@@ -395,5 +394,5 @@ class Scheduler:
             sequence.admitted = self.clock()
         sequence.pauses = self.cache.choose_pauses(sequence, self.config.checkpoint_min_step)
         sequence.leader = self.cache.find_leader(self.running, sequence)
-        if sequence.wants_progress:
+        if sequence.request.wants_progress and sequence.first_token is None:
             self.outcomes.add(sequence.progress(self.clock(), sequence.num_decoded))

@@ -170,8 +170,8 @@ class Sequence:
             self.text_tokens = OwnedTokens(readable(self.tokens, SEPARATOR))
         self.stop, self.indent = StopStrings(request.stop), Indentation(request.min_indent)
 
-    def begin(self, engine: Engine, vocab: Vocab) -> Sampler:
-        """Create the sampler unless it exists; returns it.
+    def begin(self, engine: Engine, vocab: Vocab) -> None:
+        """Create the sampler.
 
         Not called at submission: hundreds of waiting requests would waste memory.
 
@@ -179,17 +179,15 @@ class Sequence:
             RequestError: its constraint cannot be applied.
         """
         request = self.request
-        if not hasattr(self, "sampler"):
-            sampler = Sampler(request.sampling, engine, vocab.eog_ids)
-            sampler.begin(self.tokens)
-            if not request.sampling.ignore_eos:
-                self.end_tokens = vocab.eog_ids
-            if self.compiled is not None:
-                self.legality = sampler.legality = self.compiled.result().begin()
-            if request.thoughts is not None:
-                sampler.thoughts = ThoughtCounter(request.thoughts, vocab.token_text)
-            self.sampler = sampler
-        return self.sampler
+        sampler = Sampler(request.sampling, engine, vocab.eog_ids)
+        sampler.begin(self.tokens)
+        if not request.sampling.ignore_eos:
+            self.end_tokens = vocab.eog_ids
+        if self.compiled is not None:
+            self.legality = sampler.legality = self.compiled.result().begin()
+        if request.thoughts is not None:
+            sampler.thoughts = ThoughtCounter(request.thoughts, vocab.token_text)
+        self.sampler = sampler
 
     def tokens_for(self, speculator: GuardedSpeculator) -> OwnedTokens:
         """The text as this speculator may see it."""
@@ -256,17 +254,6 @@ class Sequence:
     def num_left(self) -> int:
         """Tokens this request may still emit; huge without max_tokens."""
         return self.most_tokens - len(self.tokens) - self.num_dropped
-
-    @property
-    def num_free(self) -> int:
-        """Tokens that may precede the end of its thoughts; huge without such a limit."""
-        thoughts = self.sampler.thoughts
-        return NO_LIMIT if thoughts is None else thoughts.num_free
-
-    @property
-    def wants_progress(self) -> bool:
-        """Whether to report prefill progress: not once there is an answer."""
-        return self.request.wants_progress and self.first_token is None
 
     def progress(self, now: float, num_processed: int) -> ProgressEvent:
         """Progress of the prefill."""

@@ -158,7 +158,7 @@ class DecodeTimer:
         started, before = self._clock(), self._elapsed
         self.decode(REFERENCE_ROWS)
         decodes: list[tuple[int, int, float]] = []  # rows, context, milliseconds
-        references = [self.decode(REFERENCE_ROWS)]
+        references = [self.decode(REFERENCE_ROWS)[1]]
         is_filled = False
         while not self.is_done:
             rows = ROWS[self._turn % len(ROWS)]
@@ -168,11 +168,11 @@ class DecodeTimer:
                     self.fill()
             self._turn += 1
             if self.fits(rows):
-                context = self.make_room(rows)
-                decodes.append((self.num_computed(rows), context, self.decode(rows)))
+                context, milliseconds = self.decode(rows)
+                decodes.append((self.num_computed(rows), context, milliseconds))
                 # the next decode uses the same references
                 is_second = len(decodes) % 2 == 0
-                references.append(self.decode(REFERENCE_ROWS) if is_second else references[-1])
+                references.append(self.decode(REFERENCE_ROWS)[1] if is_second else references[-1])
             self._elapsed = before + self._clock() - started
             if is_interrupted():
                 break
@@ -188,14 +188,6 @@ class DecodeTimer:
         return rows <= min(most, engine.max_batch_tokens) and 2 * (rows + self._spare) <= min(
             self.num_cells, engine.context_size * len(self._lengths)
         )
-
-    def make_room(self, rows: int) -> int:
-        """Empty the cache if `rows` rows do not fit; returns the mean context of a row."""
-        if not self._has_room(rows):
-            self.clear()
-        shares = self._deal(rows)
-        attended = sum(n * length for n, length in zip(shares, self._lengths, strict=True))
-        return attended // rows
 
     def num_computed(self, rows: int) -> int:
         """Rows that the target computes: in a hybrid equally many for each sequence used."""
@@ -213,20 +205,25 @@ class DecodeTimer:
         if self.engine.max_batch_tokens >= FILL and self._has_room(FILL + 2 * sum(ROWS)):
             self.decode(FILL, num_outputs=1)
 
-    def decode(self, rows: int, num_outputs: int | None = None) -> float:
-        """Decode `rows` rows; returns the milliseconds. Default: as many outputs as allowed."""
-        self.make_room(rows)
+    def decode(self, rows: int, num_outputs: int | None = None) -> tuple[int, float]:
+        """Decode `rows` rows, in an emptied cache if they do not fit otherwise; returns the mean
+        context of a row, and the milliseconds. Default: as many outputs as allowed.
+        """
+        if not self._has_room(rows):
+            self.clear()
+        shares = self._deal(rows)
+        attended = sum(n * length for n, length in zip(shares, self._lengths, strict=True))
         left = min(rows, self.engine.max_outputs) if num_outputs is None else num_outputs
         started = self._clock()
         self.batch.clear()
-        for index, count in enumerate(self._deal(rows)):
+        for index, count in enumerate(shares):
             if count:
                 self._add(index, count, min(left, count))
                 left -= min(left, count)
         self.engine.decode(self.batch)
         milliseconds = 1000.0 * (self._clock() - started)
         self._last_row_ms = milliseconds / rows
-        return milliseconds
+        return attended // rows, milliseconds
 
     def _add(self, index: int, count: int, num_outputs: int) -> None:
         start, size = self._lengths[index], self.engine.vocab_size

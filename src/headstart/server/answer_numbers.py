@@ -113,16 +113,10 @@ def sum_stats(stats: Sequence[RequestStats]) -> RequestStats:
     """The sum over the choices of a call; times add up too."""
     if len(stats) == 1:
         return stats[0]
-    by_speculator: dict[str, SpeculationStats] = {}
+    total = RequestStats()
     for one in stats:
-        for name, drafts in one.by_speculator.items():
-            by_speculator[name] = by_speculator.get(name, SpeculationStats()) + drafts
-    numbers = [one.name for one in dataclasses.fields(RequestStats) if one.default == 0]
-    return RequestStats(
-        drafts=sum((one.drafts for one in stats), SpeculationStats()),
-        by_speculator=by_speculator,
-        **{name: sum(getattr(one, name) for one in stats) for name in numbers},
-    )
+        total.add(one)
+    return total
 
 
 def token_probabilities(

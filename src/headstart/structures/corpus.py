@@ -181,8 +181,11 @@ class SuffixCorpus:
         part, mark = texts.unknown_part(text, marks)
         if not part:
             return None
-        if row is None and not is_private:
-            row = self._store_text(key, part)
+        if row is None and not is_private and self._store is not None:
+            try:
+                row = self._store.add(key, part)
+            except OSError as error:
+                self._give_up(self._store, error)
         self._texts[key] = texts
         with self._counted(key):
             texts.add(part, [*marks, mark], row)
@@ -240,15 +243,6 @@ class SuffixCorpus:
                 insort(self._sizes, (num_tokens, key))
         self.num_texts += len(texts.texts) - before[1]
         self.num_bytes += texts.num_bytes - before[2]
-
-    def _store_text(self, key: bytes, text: array[int]) -> int | None:
-        if self._store is None:
-            return None
-        try:
-            return self._store.add(key, text)
-        except OSError as error:
-            self._give_up(self._store, error)
-            return None
 
     def _give_up(self, store: TextStore, error: OSError) -> None:
         log.error("corpus file %s is not written any more: %s", store.path, error)

@@ -18,7 +18,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 from zlib import crc32
 
 from headstart.structures.atomic import replacement
@@ -69,7 +68,20 @@ def read_prompt(path: Path) -> tuple[array[int], dict[str, Data]]:
         ValueError: it is damaged or of another kind.
     """
     with path.open("rb") as file:
-        tokens, sizes, first = _read_head(file)
+        start, num_bytes = file.read(_HEADER.size), os.fstat(file.fileno()).st_size
+        if len(start) < _HEADER.size or start[: len(_MAGIC)] != _MAGIC:
+            raise ValueError("it is no prompt of this version")
+        _, text_size, num_tokens, first = _HEADER.unpack(start)
+        if _HEADER.size + text_size + 4 * num_tokens > num_bytes:
+            raise ValueError("it ends early")
+        text, packed = file.read(text_size), file.read(4 * num_tokens)
+        if hashlib.blake2b(text + packed, digest_size=_CHECKSUM_SIZE).digest() != first:
+            raise ValueError("its checksum is wrong")
+        tokens = array("i")
+        tokens.frombytes(packed)
+        sizes = {str(name): int(size) for name, size in json.loads(text)["sizes"].items()}
+        if file.tell() + sum(sizes.values()) + _CHECKSUM_SIZE != num_bytes:
+            raise ValueError("its length is wrong")
         digest, caches = hashlib.blake2b(first, digest_size=_CHECKSUM_SIZE), dict[str, Data]()
         for name, size in sizes.items():
             cache = caches[name] = bytearray(size)
@@ -79,27 +91,6 @@ def read_prompt(path: Path) -> tuple[array[int], dict[str, Data]]:
         if file.read(_CHECKSUM_SIZE) != digest.digest():
             raise ValueError("its checksum is wrong")
     return tokens, caches
-
-
-def _read_head(file: BinaryIO) -> tuple[array[int], dict[str, int], bytes]:
-    """The tokens, the sizes of the caches by model, and the checksum of these."""
-    start = file.read(_HEADER.size)
-    if len(start) < _HEADER.size or start[: len(_MAGIC)] != _MAGIC:
-        raise ValueError("it is no prompt of this version")
-    _, text_size, num_tokens, first = _HEADER.unpack(start)
-    tokens = array("i")
-    num_bytes = os.fstat(file.fileno()).st_size
-    if _HEADER.size + text_size + 4 * num_tokens > num_bytes:
-        raise ValueError("it ends early")
-    text = file.read(text_size)
-    packed = file.read(4 * num_tokens)
-    tokens.frombytes(packed)
-    if hashlib.blake2b(text + packed, digest_size=_CHECKSUM_SIZE).digest() != first:
-        raise ValueError("its checksum is wrong")
-    sizes = {str(name): int(size) for name, size in json.loads(text)["sizes"].items()}
-    if file.tell() + sum(sizes.values()) + _CHECKSUM_SIZE != num_bytes:
-        raise ValueError("its length is wrong")
-    return tokens, sizes, first
 
 
 def _pieces(cache: Data, size: int = 1 << 20) -> Iterator[memoryview]:

@@ -5,8 +5,9 @@ These cross the process border, so they are plain frozen values that pickle comp
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import numpy as np
@@ -179,9 +180,9 @@ class ProgressEvent:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RequestStats:
-    """Counts and times of one request. Times in seconds."""
+    """Counts and times of one request, or sums over several. Times in seconds."""
 
     slot_id: int = -1
     num_prompt: int = 0  # tokens
@@ -191,7 +192,9 @@ class RequestStats:
     num_steps: int = 0  # verify steps, including those without a draft
     num_near_ties: int = 0  # tokens whose lead was within the numerical noise of widths
     drafts: SpeculationStats = field(default_factory=SpeculationStats)  # of all speculators
-    by_speculator: Mapping[str, SpeculationStats] = field(default_factory=dict)
+    by_speculator: dict[str, SpeculationStats] = field(
+        default_factory=lambda: defaultdict(SpeculationStats)
+    )
     queue_seconds: float = 0.0
     prompt_seconds: float = 0.0
     generation_seconds: float = 0.0  # from the first token on
@@ -205,6 +208,14 @@ class RequestStats:
     def acceptance_length(self) -> float:
         """Tokens emitted per verify step, >= 1."""
         return self.num_emitted / self.num_steps if self.num_steps else 0.0
+
+    def add(self, other: RequestStats) -> None:
+        """Add the counts and times of another request."""
+        for name in [one.name for one in fields(self) if one.default == 0]:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.drafts.add(other.drafts)
+        for name, stats in other.by_speculator.items():
+            self.by_speculator[name].add(stats)
 
 
 @dataclass(frozen=True, slots=True)

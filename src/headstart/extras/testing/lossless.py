@@ -13,12 +13,11 @@ from headstart.control.values import AskedAnswer, Step
 from headstart.extras.testing.fakes import FakeEngine, LetterVocab
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.scheduler.readers import RequestCounts
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.step import StepPlan
 from headstart.speculators.base import Speculator
 from headstart.speculators.suffix import SuffixSpeculator
-from headstart.types.request import Request, TokenEvent
+from headstart.types.request import Request, RequestStats, TokenEvent
 from headstart.types.sampling_params import SamplingParams
 
 
@@ -102,7 +101,7 @@ def _ways(
     yield "after suffix, lengths at random", [_Other(), make()], auto, RandomController()
 
 
-def _generate(drafting: Drafting, temperature: float) -> tuple[dict[str, list[int]], RequestCounts]:
+def _generate(drafting: Drafting, temperature: float) -> tuple[dict[str, list[int]], RequestStats]:
     """Texts by request: short prompts that repeat themselves, some with the same beginning; and
     what was counted of all together.
     """
