@@ -200,10 +200,10 @@ def step_cost(
     costs, critical, tokens = [], [], 0
     for _ in range(num_steps):
         inside, aside, started = engine.seconds, engine.aside, time.perf_counter()
-        stats = scheduler.step()
+        record = scheduler.step()
         costs.append(1000.0 * (time.perf_counter() - started - engine.seconds + inside))
         critical.append(costs[-1] - 1000.0 * (engine.aside - aside))
-        tokens += stats.num_emitted
+        tokens += sum(len(one.emitted) for one in record.results)
     return StepCost(
         statistics.median(costs),
         float(np.quantile(costs, 0.95)),

@@ -183,7 +183,7 @@ class ArmTotals:
             step for run in self.runs for step in run.steps if len(step.results) == len(run.texts)
         ]
         seconds = sum(step.finished - step.plan.started for step in full)
-        return sum(step.num_emitted for step in full) / seconds
+        return sum(len(one.emitted) for step in full for one in step.results) / seconds
 
     @property
     def num_drafted(self) -> int:

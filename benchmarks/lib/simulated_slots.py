@@ -339,7 +339,7 @@ class Learner:
         num_prompt_rows = 0 if plan.step is None else plan.step.num_base_rows - len(slots)
         record = make_record(plan, milliseconds, num_prompt_rows)
         for result, start, slot in zip(record.results, self._starts, slots, strict=True):
-            result.emitted, sequence = tuple(range(start, slot.at)), result.plan.sequence
+            result.emitted, sequence = tuple(range(start, slot.at)), result.sequence
             if slot.number != sequence.number or slot.at >= slot.length:
                 self._running.discard(sequence.number)
                 record.ended.append(make_end(sequence, self.simulation.answer))

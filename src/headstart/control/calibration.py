@@ -230,7 +230,7 @@ class Calibration:
                     own[offer.draft.speculator] = offer, [*offer.after, *offer.draft.tokens], 0
         # including the first token after a preempted text
         for result in record.results:
-            number, emitted = result.plan.sequence.number, result.emitted
+            number, emitted = result.sequence.number, result.emitted
             own = all_followed.get(number, {})
             for name, (offer, expected, start) in list(own.items()):
                 end = start

@@ -104,12 +104,12 @@ class Controller:
             name = call.speculator
             texts = {one.number: one.to_beat for one in call.asked}
             saved_ms = -more_ms / len(calls)
-            for result in record.results:
-                answer, sources = result.plan, result.plan.sources
+            for answer in record.results:
+                sources = answer.sources
                 num_rows = sources[: answer.num_verified].count(name)
                 if not num_rows:
                     continue
-                num_right = sources[: len(result.emitted) - 1].count(name)
+                num_right = sources[: len(answer.emitted) - 1].count(name)
                 to_beat = texts.get(answer.sequence.number, 0.0)
                 # the text draft would have had as many rows
                 saved_ms += num_right * token_ms - num_rows * row_ms

@@ -14,7 +14,7 @@ from headstart.scheduler.context_shift import shift_context
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.prompt_cache import PromptCache
 from headstart.scheduler.sequence import Sequence
-from headstart.scheduler.step import End, SequenceRecord, StepRecord
+from headstart.scheduler.step import End, SequencePlan, StepRecord
 from headstart.types import Engine, Logits, Vocab
 from headstart.types.errors import EngineError, RequestError
 from headstart.types.request import TokenLogprob
@@ -54,13 +54,13 @@ class Committer:
                 try:
                     self._write(result, record.now)
                 except EngineError as error:
-                    leaving.append(End(result.plan.sequence, error=error))
+                    leaving.append(End(result.sequence, error=error))
                 else:
                     grown.append(result)
         self._drafting.accept(grown)
         yield from leaving
         for result in grown:
-            sequence = result.plan.sequence
+            sequence = result.sequence
             try:
                 end = self._end(sequence, result.emitted[-1], record.now)
             except EngineError as error:  # from the context shift
@@ -75,16 +75,15 @@ class Committer:
         offset = 0
         leaving: list[Leaving] = []
         for result in record.results:
-            plan = result.plan
-            sequence, length = plan.sequence, plan.start + plan.num_rows
-            cells, end = sequence.cells, offset + plan.num_outputs
+            sequence, length = result.sequence, result.start + result.num_rows
+            cells, end = sequence.cells, offset + result.num_outputs
             rows, offset = logits[offset:end], end
             assert cells is not None
             cells.length = length
             try:
-                if plan.is_prompt:
+                if result.is_prompt:
                     if sequence.request.wants_prompt_scores:
-                        result.scores = _score(sequence, rows, plan.start, length)
+                        result.scores = _score(sequence, rows, result.start, length)
                     if length < len(sequence.tokens):
                         self._note_chunk(sequence, length)
                         continue
@@ -109,11 +108,10 @@ class Committer:
             self._engine.checkpoint(sequence.seq_id)
             sequence.pauses.pop(0)
 
-    def _verify(self, result: SequenceRecord, rows: Logits) -> None:
+    def _verify(self, result: SequencePlan, rows: Logits) -> None:
         """Sample 1 to len(draft) + 1 tokens from logits of shape (len(draft) + 1, vocab_size)."""
-        plan, sequence = result.plan, result.plan.sequence
-        request = sequence.request
-        position, draft = len(sequence.tokens), plan.draft[: plan.num_verified]
+        sequence, draft = result.sequence, result.draft[: result.num_verified]
+        request, position = sequence.request, len(sequence.tokens)
         noted: list[TokenLogprob] = []
         note = (
             _note_into(noted, sequence, rows, position)
@@ -127,9 +125,9 @@ class Committer:
         result.emitted, result.num_accepted = tuple(emitted), num_drafted
         result.logprobs = tuple(noted)
 
-    def _write(self, result: SequenceRecord, now: float) -> None:
+    def _write(self, result: SequencePlan, now: float) -> None:
         """Append the tokens to the text, up to where it ends, and truncate the cache to it."""
-        sequence = result.plan.sequence
+        sequence = result.sequence
         if sequence.first_token is None:
             sequence.first_token = now
         result.text, num_kept = self._feed_stops(sequence, result.emitted, now)

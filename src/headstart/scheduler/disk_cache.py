@@ -79,7 +79,7 @@ class DiskCache:
         self.is_over = threading.Event()  # no decodes to pause for
         self._too_old: dict[str, float] = {}  # by owner: prompts used before lack room
         self.failure = ""  # why nothing can be written; logged once
-        self._most_bytes, self.retry_at = 0, 0.0  # no prompt as large is written before
+        self._most_bytes, self.retry_at = 0, 0.0  # until then only smaller ones are written
         # of the whole folder, as the writer last saw it, by owner: bytes, and evictable files, the
         # least recently used last
         self._held: Counter[str] = Counter()

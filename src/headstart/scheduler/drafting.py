@@ -28,7 +28,6 @@ from headstart.scheduler.step import (
     BELOW_BREAK_EVEN,
     RESTING,
     SequencePlan,
-    SequenceRecord,
     StepPlan,
     StepRecord,
 )
@@ -245,12 +244,12 @@ class Drafting:
                 name = "end_private" if sequence.request.store is False else "end"
                 speculator.call(name, sequence.seq_id)
 
-    def accept(self, results: list[SequenceRecord]) -> None:
+    def accept(self, results: list[SequencePlan]) -> None:
         """Notify speculators of what sequences emitted in this step."""
         told = []
         for result in results:
-            if result.plan.sequence.number in self._begun:
-                told.append((result.plan.seq_id, result.emitted, result.num_accepted))
+            if result.sequence.number in self._begun:
+                told.append((result.seq_id, result.emitted, result.num_accepted))
         for speculator in self.speculators.values():
             speculator.accept(told)
 

@@ -12,7 +12,7 @@ from itertools import groupby
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.offers import GRAMMAR
 from headstart.scheduler.sequence import Sequence
-from headstart.scheduler.step import End, SequenceRecord, StepRecord
+from headstart.scheduler.step import End, SequencePlan, StepRecord
 from headstart.types.report import Counters, SpeculatorReport
 from headstart.types.request import (
     Event,
@@ -73,12 +73,12 @@ class StepOutcomes:
         self._count(record)
         grown: list[Event] = []
         for result in record.results:
-            sequence, tokens = result.plan.sequence, result.emitted
-            if result.plan.is_prompt:
+            sequence, tokens = result.sequence, result.emitted
+            if result.is_prompt:
                 self._tell_prompt(result, record.now)
             if tokens:
                 num_accepted = result.num_accepted
-                drafted = result.plan.sources[:num_accepted] if num_accepted else ()
+                drafted = result.sources[:num_accepted] if num_accepted else ()
                 event = TokenEvent(
                     sequence.request.request_id,
                     tokens,
@@ -86,7 +86,7 @@ class StepOutcomes:
                     (*drafted, *("",) * (len(tokens) - num_accepted)),
                     result.logprobs,
                     _describe(record, result) if sequence.request.wants_provenance else None,
-                    result.plan.seq_id,
+                    result.seq_id,
                 )
                 grown.append(event)
         self._events += grown
@@ -112,10 +112,10 @@ class StepOutcomes:
                 stats.num_offered += len(one.draft.tokens) > 0
         for result in record.results:
             if result.emitted:
-                sequence = result.plan.sequence
+                sequence = result.sequence
                 counts = self._requests.get(sequence.number) or self._begin(sequence)
                 counts.num_steps += 1
-                if not result.plan.is_prompt:
+                if not result.is_prompt:
                     _count_step(result, counts)
 
     def _begin(self, sequence: Sequence) -> RequestStats:
@@ -124,13 +124,13 @@ class StepOutcomes:
             counts.by_speculator |= {name: SpeculationStats() for name in sequence.policy.types}
         return counts
 
-    def _tell_prompt(self, result: SequenceRecord, now: float) -> None:
-        plan, sequence = result.plan, result.plan.sequence
+    def _tell_prompt(self, result: SequencePlan, now: float) -> None:
+        sequence = result.sequence
         request, first = sequence.request, sequence.first_token
         if result.scores:
             self._events.append(PromptEvent(request.request_id, result.scores))
         if request.wants_progress and (first is None or first == now):
-            num_processed = min(plan.start + plan.num_rows, sequence.num_prompt)
+            num_processed = min(result.start + result.num_rows, sequence.num_prompt)
             self._events.append(sequence.progress(now, num_processed))
 
     def _end(self, end: End) -> Event:
@@ -158,12 +158,12 @@ class StepOutcomes:
         return FinishEvent(request_id, end.reason, stats, word, is_truncated)
 
 
-def _count_step(result: SequenceRecord, counts: RequestStats) -> None:
+def _count_step(answer: SequencePlan, counts: RequestStats) -> None:
     """Count a step of an answer: its draft, or why there was none."""
-    answer, policy = result.plan, result.plan.sequence.policy
+    policy = answer.sequence.policy
     verified = answer.sources[: answer.num_verified]
     if length := len(verified):
-        num_accepted, start = result.num_accepted, 0
+        num_accepted, start = answer.num_accepted, 0
         parts = [(verified[0], length)]
         if verified.count(verified[0]) < length:
             parts = [(name, len(list(part))) for name, part in groupby(verified)]
@@ -182,9 +182,9 @@ def _count_step(result: SequenceRecord, counts: RequestStats) -> None:
             counts.by_speculator[name].reasons[answer.reason_of(name)] += 1
 
 
-def _describe(record: StepRecord, result: SequenceRecord) -> VerifiedDraft:
+def _describe(record: StepRecord, answer: SequencePlan) -> VerifiedDraft:
     """What the step verified, for a request with `wants_provenance`."""
-    answer, length = result.plan, result.plan.num_verified
+    length = answer.num_verified
     draft, chances = answer.draft[:length], answer.survival[:length]
     is_fixed = answer.sequence.policy.is_fixed  # control is not used with fixed lengths
     return VerifiedDraft(

@@ -30,7 +30,7 @@ class Offer:
 
 @dataclass(slots=True, eq=False)
 class SequencePlan:
-    """What a step does for one sequence: an answer with its draft, or a prompt."""
+    """What a step does for one sequence, an answer with its draft, or a prompt; and its results."""
 
     sequence: Sequence
     is_prompt: bool = False
@@ -52,6 +52,13 @@ class SequencePlan:
     reasons: dict[str, str] = field(default_factory=dict)  # by speculator, why none of its tokens
     skipping_model: str = ""  # the draft model that skips the middle of this text
     offers: list[Offer] = field(default_factory=list)
+
+    # results, set by `Committer.commit`
+    emitted: tuple[int, ...] = ()  # empty: prefill
+    num_accepted: int = 0
+    text: bytes = b""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    scores: tuple[TokenLogprob, ...] = ()  # of a prompt's tokens
 
     def take(self, draft: list[int], sources: list[str], survival: list[float]) -> None:
         """Set the draft, replacing the one before."""
@@ -131,18 +138,6 @@ class End:
     rest: bytes = b""  # text withheld because it could have begun a stop string
 
 
-@dataclass(slots=True, eq=False)
-class SequenceRecord:
-    """What a step did for one sequence."""
-
-    plan: SequencePlan
-    emitted: tuple[int, ...] = ()  # empty: prefill
-    num_accepted: int = 0
-    text: bytes = b""
-    logprobs: tuple[TokenLogprob, ...] = ()
-    scores: tuple[TokenLogprob, ...] = ()  # of a prompt's tokens
-
-
 @dataclass(slots=True)
 class StepRecord:
     """What one step did. Written by `Scheduler.commit`, then immutable. It holds no logits."""
@@ -150,7 +145,7 @@ class StepRecord:
     plan: StepPlan
     now: float  # when the logits had arrived
     finished: float = 0.0
-    results: list[SequenceRecord] = field(default_factory=list)  # in the order of their rows
+    results: list[SequencePlan] = field(default_factory=list)  # those with rows, in their order
     context: int = 0  # mean number of tokens that a row attended to
     ended: list[End] = field(default_factory=list)
 
@@ -158,13 +153,9 @@ class StepRecord:
         attended = 0
         for one in (*self.plan.answers, *self.plan.prompts):
             if one.num_rows:
-                self.results.append(SequenceRecord(one))
+                self.results.append(one)
                 attended += one.num_rows * (one.start + one.num_rows // 2)
         self.context = attended // max(1, self.plan.num_rows)
-
-    @property
-    def num_emitted(self) -> int:
-        return sum([len(result.emitted) for result in self.results])
 
     @property
     def num_computed(self) -> int:

@@ -96,7 +96,7 @@ def test_answers_come_in_the_order_of_the_requests() -> None:
     assert both.texts[0] != both.texts[1]
     assert both.num_tokens == 16
     assert [one.num_emitted for one in both.stats] == [8, 8]
-    assert sum(step.num_emitted for step in both.steps) == 16
+    assert sum(len(one.emitted) for step in both.steps for one in step.results) == 16
 
 
 def test_a_speculator_that_fails_fails_the_measurement(caplog: pytest.LogCaptureFixture) -> None:

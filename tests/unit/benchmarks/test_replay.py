@@ -61,7 +61,7 @@ def test_accepted_drafts_save_time_and_rejected_ones_cost_it() -> None:
     helped, hindered = replay.run(arm, [repeated]), replay.run(arm, [text])
     assert helped.rate > 1.5 * replay.run(OFF, [repeated]).rate
     assert helped.rate > 1.2 * hindered.rate
-    rows = [sum(one.plan.num_outputs for one in step.results) for step in hindered.runs[0].steps]
+    rows = [sum(one.num_outputs for one in step.results) for step in hindered.runs[0].steps]
     assert sum(rows) == hindered.num_drafted + hindered.runs[0].stats[0].num_steps
     assert hindered.num_wasted > 0
     assert hindered.seconds == pytest.approx(sum(map(CPU, rows)) / 1000.0), (

@@ -204,7 +204,7 @@ def test_an_answer_that_ends_gives_its_lexer_to_one_that_waits(monkeypatch) -> N
     found = dict[int, ReferenceType[GrammarState]]()
 
     def look(record: StepRecord) -> None:
-        states = [result.plan.sequence.legality for result in record.results]
+        states = [result.sequence.legality for result in record.results]
         found.update((id(one), ref(one)) for one in states if one is not None)
 
     scheduler.readers.append(look)

@@ -20,6 +20,7 @@ from tests.harness import (
     renamed,
     run,
     run_checked,
+    step_until,
     steps,
 )
 from tests.pictures import FakeChunk, with_pictures
@@ -200,8 +201,7 @@ def test_a_first_token_does_not_wait_for_the_model_and_a_step_only_while_it_read
     speculator.most_read = 64
     scheduler = make_scheduler(Model(context_size=512, num_cells=512), [speculator], fixed(4))
     scheduler.submit(replace(REQUEST, prompt=[i % 30 for i in range(400)]))
-    while not scheduler.step().num_emitted:
-        pass
+    step_until(scheduler, lambda answers: answers)
     assert speculator.num_decoded == 0
     decoded = [speculator.num_decoded for _ in steps(scheduler)]
     assert 64 <= max(after - before for before, after in pairwise([0, *decoded])) <= 64 + 4

@@ -97,7 +97,7 @@ def test_unknown_and_finished_requests_can_be_cancelled() -> None:
         scheduler.cancel(name)
     collect(scheduler, answers)  # which accepts no second end
     check(engine, requests, answers)
-    assert not scheduler.step().num_emitted  # nothing to do is no error
+    assert not scheduler.step().results  # nothing to do is no error
 
 
 ERROR = "ValueError: math domain error"

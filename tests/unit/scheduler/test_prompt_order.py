@@ -357,12 +357,7 @@ def test_scores_take_no_rows_from_other_prompts_and_wait_for_none(monkeypatch) -
         steps = list[Counter[str]]()  # rows of each request
         scheduler.readers.append(
             lambda record, steps=steps: steps.append(
-                Counter(
-                    {
-                        one.plan.sequence.request.request_id: one.plan.num_rows
-                        for one in record.results
-                    }
-                )
+                Counter({one.sequence.request.request_id: one.num_rows for one in record.results})
             )
         )
         run(scheduler, requests)

@@ -45,7 +45,7 @@ def request(name: str, prompt: list[int], max_tokens: int = 4, **fields: object)
 
 def num_prompt_rows(record: StepRecord) -> int:
     """Rows without logits."""
-    return sum(one.plan.num_rows - one.plan.num_outputs for one in record.results)
+    return sum(one.num_rows - one.num_outputs for one in record.results)
 
 
 def count_prompt_rows(scheduler: Scheduler, requests: list[Request]) -> int:

@@ -189,8 +189,8 @@ def test_images_of_one_prompt_do_not_keep_another_with_one_from_its_turn() -> No
     rows = Counter[str]()
     for record in steps(scheduler):
         for result in record.results:
-            name = result.plan.sequence.request.request_id
-            rows[name] += result.plan.num_rows
+            name = result.sequence.request.request_id
+            rows[name] += result.num_rows
             if name == "one" and result.emitted:
                 assert rows["many"] < rows["one"] + 20
                 return

@@ -58,7 +58,7 @@ class TextRecorder:
     def read(self, record: StepRecord) -> None:
         """Add the tokens of a step, and hand over the texts that are complete."""
         for result in record.results:
-            sequence = result.plan.sequence
+            sequence = result.sequence
             if result.emitted and self._may_store(sequence):
                 self._answers.setdefault(sequence.number, []).extend(result.emitted)
         for end in record.ended:
