@@ -161,7 +161,6 @@ class DiskCache:
         return loading
 
     def report(self) -> DiskReport:
-        """Counts of stored, written and restored prompts."""
         return DiskReport(
             folder=str(self._folder),
             max_bytes=self._max_bytes,

@@ -96,36 +96,32 @@ class Drafting:
         answers = limit_drafts(plan, engine)
         # padding may help: a wider step can take less time
         can_pad = engine.padding_sequence is not None and not plan.prompts
-        may_ask = self._may_ask(len(answers)) if answers else set()
-        if not may_ask and not any(map(_is_always_asked, answers)):
+        may_ask, control = set[str](), self.controller
+        if answers:
+            may_ask = {s.name for s in self._texts if control.may_ask_now(s.name, len(answers))}
+            may_ask |= {s.name for s in self._models if control.may_ask_model_now(s.name)}
+        # of fixed lengths, or forced
+        always = (one.sequence.policy.is_fixed or one.sequence.legality for one in answers)
+        if not may_ask and not any(always):
             for answer in answers:
                 answer.reasons |= {model.name: RESTING for model in self._models}
             if can_pad and len(plan.answers) > 1:
                 self._describe_step(plan, engine, can_pad=can_pad)
-                self.controller.assign_rows(plan)
+                control.assign_rows(plan)
             return
         self._describe_step(plan, engine, can_pad=can_pad)
         started = self._clock()
         self._ask_texts(plan, answers, may_ask)
         asked = self._clock()
         if self._models:
-            ask_models(self._models, may_ask, self.controller, plan, answers)
+            ask_models(self._models, may_ask, control, plan, answers)
         resumed = self._clock()
-        self.controller.assign_rows(plan)
+        control.assign_rows(plan)
         for answer in plan.answers:
             if answer.num_verified < len(answer.draft):
                 _note_reasons(answer)
         asking = asked - started + self._clock() - resumed
         plan.asking_ms = self._reading_ms + 1000.0 * asking
-
-    def _may_ask(self, num_answers: int) -> set[str]:
-        """The speculators for which asking is expected to pay in this step."""
-        control = self.controller
-        may_ask = {one.name for one in self._texts if control.may_ask_now(one.name, num_answers)}
-        for one in self._models:
-            if control.may_ask_model_now(one.name):
-                may_ask.add(one.name)
-        return may_ask
 
     def read(self, record: StepRecord) -> None:
         """Update control from a step; the time of that is charged to asking."""
@@ -245,7 +241,6 @@ class Drafting:
                 speculator.call(name, sequence.seq_id)
 
     def accept(self, results: list[SequencePlan]) -> None:
-        """Notify speculators of what sequences emitted in this step."""
         told = []
         for result in results:
             if result.sequence.number in self._begun:
@@ -277,7 +272,6 @@ class Drafting:
                 self._tell(self.controller.learn_draft_costs, speculator.name, *prices)
 
     def describe(self) -> dict[str, Any]:
-        """Settings and speculators for /props, with reasons."""
         return {
             "mode": self.config.mode.value,
             "types": list(self.speculators),
@@ -314,11 +308,6 @@ class Drafting:
             log.warning("what control learned is not kept: %s", error)
         except Exception as error:
             self.fail(error)
-
-
-def _is_always_asked(answer: SequencePlan) -> bool:
-    """Whether it may have drafts that control did not ask for: of fixed length, or forced."""
-    return answer.sequence.policy.is_fixed or answer.sequence.legality is not None
 
 
 def _note_reasons(answer: SequencePlan) -> None:

@@ -48,8 +48,11 @@ class StepOutcomes:
         return total
 
     def of(self, sequence: Sequence) -> RequestStats:
-        """Counts of a request's drafts so far."""
-        return self._requests.get(sequence.number) or RequestStats()
+        """Counts of a request's drafts so far; a copy."""
+        counts, known = RequestStats(), self._requests.get(sequence.number)
+        if known is not None:  # `deepcopy` takes milliseconds after some thousand steps
+            counts.add(known)
+        return counts
 
     def report(self) -> tuple[SpeculatorReport, ...]:
         """Counts of each speculator since the start, and of forced tokens if there were any."""

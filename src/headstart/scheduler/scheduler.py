@@ -302,7 +302,6 @@ class Scheduler:
         log.info("request %s is interrupted: %s", sequence.request.request_id, reason)
 
     def _leave(self, sequence: Sequence, *, is_emptied: bool) -> None:
-        """Free the cells of a running request."""
         self.drafting.end(sequence)
         self.running.remove(sequence)
         cells = self.cache.release(sequence)

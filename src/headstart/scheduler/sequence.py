@@ -202,7 +202,6 @@ class Sequence:
 
     @property
     def seq_id(self) -> int:
-        """Sequence id of its cells."""
         assert self.cells is not None
         return self.cells.seq_id
 
@@ -256,7 +255,6 @@ class Sequence:
         return self.most_tokens - len(self.tokens) - self.num_dropped
 
     def progress(self, now: float, num_processed: int) -> ProgressEvent:
-        """Progress of the prefill."""
         since, num_cached = now - (self.admitted or now), min(self.num_cached, num_processed)
         return ProgressEvent(
             self.request.request_id, self.num_prompt, num_cached, num_processed, since

@@ -43,7 +43,6 @@ class SlotActions:
         self.file: Future[Any] | None = None  # awaited by the first action
 
     def add(self, action: SlotAction) -> None:
-        """Queue an action."""
         self.waiting.append((action, self._perform(action)))
 
     def go_on(self) -> list[ReplyEvent | ErrorEvent]:
@@ -169,7 +168,6 @@ class SlotActions:
         return (stored, num_shared) if num_shared == len(tokens) else (None, 0)
 
     def _restore(self, cells: Cells, saved: SavedSequence, name: str, namespace: str) -> None:
-        """Restore a saved prompt into a slot."""
         num_tokens = len(saved.tokens)
         whole = StoredBlock(0, num_tokens, saved.data)
         stored = StoredPrompt(namespace, packed(saved.tokens), (whole,), num_tokens)

@@ -195,7 +195,6 @@ class DecodeTimer:
         return len(shares) * max(shares) if self._spare else rows
 
     def clear(self) -> None:
-        """Empty the cache."""
         for seq_id in self.sequences:
             self.engine.clear(seq_id)
         self._lengths = [0] * len(self.sequences)

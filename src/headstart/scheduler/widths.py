@@ -24,7 +24,6 @@ WIDE = (*range(20, 64, 4), 63, 64)  # attention on a CPU changes at 64
 LENGTH = 245  # tokens in the cache before the rows: a decode of each width but 11 crosses cell 256
 LEAST_ROWS = 16  # compared per width, or one decode if that has more
 CERTAIN_ROWS = 64  # with a tiny model: rows of different kernels may agree by chance
-_STEP = 7919  # a prime: neighbours differ
 
 
 class WidthComparison:
@@ -53,6 +52,7 @@ class WidthComparison:
         self._mixed, self._alone = set[int](), set[int]()
         self._change = 0.0
         self._saved = bytearray()  # the first sequence, once it was read
+        self._text = _varied(1024, engine)
 
     def run(self, is_interrupted: Callable[[], bool] = lambda: False) -> WidthClasses | None:
         """The classes, or None if interrupted, which takes at most one decode; the next call
@@ -85,17 +85,17 @@ class WidthComparison:
         num = min(num, (self._engine.context_size - length) // width)
         for index in range(num):
             start = length + index * width
-            tokens = [self._token(start + i) for i in range(width)]
+            tokens = self._text[start : start + width]
             compared += self._decode([(own, start, tokens)], index * width)
         self._put_back(length)
-        alike = self._decode([(own, length, [self._token(length)] * width)])
+        alike = self._decode([(own, length, [self._text[length]] * width)])
         if alike[0] != compared[0]:
             self._mixed.add(width)
         self._put_back(length)
         if 2 <= width <= 1 + len(others):
-            rows = [(own, length, [self._token(length)])]
+            rows = [(own, length, [self._text[length]])]
             for index, seq_id in enumerate(self.sequences[1:width]):
-                rows.append((seq_id, others[index], [self._token(others[index])]))
+                rows.append((seq_id, others[index], [self._text[others[index]]]))
                 others[index] += 1
             if self._decode(rows)[0] != compared[0]:
                 self._alone.add(width)
@@ -184,12 +184,14 @@ class WidthComparison:
         size = min(32, self._batch.capacity)
         for start in range(0, length, size):
             self._batch.clear()
-            rows = range(start, min(start + size, length))
-            self._batch.add(seq_id, start, [self._token(i) for i in rows], 1)
+            self._batch.add(seq_id, start, self._text[start : min(start + size, length)], 1)
             self._run()
 
-    def _token(self, index: int) -> int:
-        return index * _STEP % min(self._engine.vocab_size, _STEP)
+
+def _varied(num_tokens: int, engine: Engine) -> list[int]:
+    """A text of tokens of which neighbours differ."""
+    step = 7919  # a prime
+    return [index * step % min(engine.vocab_size, step) for index in range(num_tokens)]
 
 
 def change_by_order(engine: Engine, own: int, other: int) -> float:
@@ -197,9 +199,8 @@ def change_by_order(engine: Engine, own: int, other: int) -> float:
 
     Attention sums in the order of cells. Both sequences must be empty, and are empty afterwards.
     """
-    tokens = [i * _STEP % min(engine.vocab_size, _STEP) for i in range(40)]
     straight, moved = (
-        logits_behind(engine, (own, other), tokens, 20, num, num_outputs=LEAST_ROWS)
+        logits_behind(engine, (own, other), _varied(40, engine), 20, num, num_outputs=LEAST_ROWS)
         for num in (0, 20)
     )
     return float(np.abs(straight - moved).max())

@@ -67,7 +67,6 @@ class Checkpoints:
             _drop_least(max(self._of.values(), key=_size), checkpoint)
 
     def drop_brief(self, seq_id: int) -> None:
-        """Forget the brief checkpoint."""
         self._brief.pop(seq_id, None)
 
     def add_brief(self, seq_id: int, checkpoint: Checkpoint) -> bool:

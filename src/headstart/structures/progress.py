@@ -37,7 +37,6 @@ class Progress:
         threading.Thread(target=_repeat, args=(own,), name="progress", daemon=True).start()
 
     def begin(self, name: str, far: str) -> None:
-        """Add a task."""
         with self._lock:
             self._works.setdefault(name, (self._clock(), far))
 

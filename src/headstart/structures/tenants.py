@@ -153,7 +153,6 @@ class TenantQueue(Generic[Item]):
         return item
 
     def remove(self, tenant: str, item: Item) -> None:
-        """Remove a tenant's item, if it is still queued."""
         items = self._waiting.get(tenant, deque())
         if item in items:
             items.remove(item)

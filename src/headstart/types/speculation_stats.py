@@ -71,23 +71,12 @@ class SpeculationStats:
             histogram[accepted] += n
         return tuple(histogram)
 
-    def copy(self) -> SpeculationStats:
-        """A snapshot for a report."""
-        # `deepcopy` takes milliseconds after some thousand steps
-        counts = Counter(self.verified), Counter(self.reasons)
-        return SpeculationStats(self.num_calls, self.num_offered, *counts)
-
     def add(self, other: SpeculationStats) -> None:
         """Add other counts to these."""
         self.num_calls += other.num_calls
         self.num_offered += other.num_offered
         self.verified.update(other.verified)
         self.reasons.update(other.reasons)
-
-    def __add__(self, other: SpeculationStats) -> SpeculationStats:
-        total = self.copy()
-        total.add(other)
-        return total
 
     @property
     def _length(self) -> int:

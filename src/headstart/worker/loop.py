@@ -247,6 +247,6 @@ def _slot_report(cells: Cells, scheduler: Scheduler) -> SlotReport:
         num_in_cache=cells.length,
         num_emitted=sequence.num_emitted,
         max_tokens=sequence.request.max_tokens,
-        drafts=counts.drafts.copy(),
-        by_speculator={name: one.copy() for name, one in counts.by_speculator.items()},
+        drafts=counts.drafts,
+        by_speculator=counts.by_speculator,
     )
