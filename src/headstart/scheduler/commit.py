@@ -85,7 +85,10 @@ class Committer:
                     if sequence.request.wants_prompt_scores:
                         result.scores = _score(sequence, rows, result.start, length)
                     if length < len(sequence.tokens):
-                        self._note_chunk(sequence, length)
+                        self._cache.cut(sequence, length)  # the chunk may have been padded
+                        if sequence.pauses and length == sequence.pauses[0]:
+                            self._engine.checkpoint(sequence.seq_id)
+                            sequence.pauses.pop(0)
                         continue
                     rows = rows[-1:]
                 # max_tokens 0: wants its prompt cached
@@ -100,13 +103,6 @@ class Committer:
                     self._cache.cut(sequence, len(sequence.tokens))
                 leaving.append(sequence if is_renewed else End(sequence, error=error))
         return leaving
-
-    def _note_chunk(self, sequence: Sequence, length: int) -> None:
-        """After a prompt chunk: take a checkpoint if one is due at this length."""
-        self._cache.cut(sequence, length)  # the chunk may have been padded
-        if sequence.pauses and length == sequence.pauses[0]:
-            self._engine.checkpoint(sequence.seq_id)
-            sequence.pauses.pop(0)
 
     def _verify(self, result: SequencePlan, rows: Logits) -> None:
         """Sample 1 to len(draft) + 1 tokens from logits of shape (len(draft) + 1, vocab_size)."""

@@ -164,8 +164,10 @@ class DecodeTimer:
             rows = ROWS[self._turn % len(ROWS)]
             if self._turn >= len(ROWS) and not is_filled:
                 is_filled = True
-                if self._elapsed + self._last_row_ms * FILL / 1000.0 < self._seconds:
-                    self.fill()
+                is_quick = self._elapsed + self._last_row_ms * FILL / 1000.0 < self._seconds
+                is_wide = self.engine.max_batch_tokens >= FILL
+                if is_quick and is_wide and self._has_room(FILL + 2 * sum(ROWS)):
+                    self.decode(FILL, num_outputs=1)  # all widths still fit
             self._turn += 1
             if self.fits(rows):
                 context, milliseconds = self.decode(rows)
@@ -199,11 +201,6 @@ class DecodeTimer:
             self.engine.clear(seq_id)
         self._lengths = [0] * len(self.sequences)
 
-    def fill(self) -> None:
-        """Lengthen the context, if all widths still fit."""
-        if self.engine.max_batch_tokens >= FILL and self._has_room(FILL + 2 * sum(ROWS)):
-            self.decode(FILL, num_outputs=1)
-
     def decode(self, rows: int, num_outputs: int | None = None) -> tuple[int, float]:
         """Decode `rows` rows, in an emptied cache if they do not fit otherwise; returns the mean
         context of a row, and the milliseconds. Default: as many outputs as allowed.
@@ -217,20 +214,17 @@ class DecodeTimer:
         self.batch.clear()
         for index, count in enumerate(shares):
             if count:
-                self._add(index, count, min(left, count))
+                start = self._lengths[index]
+                first = start + index * self.engine.context_size
+                # a prime: neighbours differ, so experts do too
+                tokens = [(first + i) * 7919 % self.engine.vocab_size for i in range(count)]
+                self.batch.add(self.sequences[index], start, tokens, min(left, count))
+                self._lengths[index] += count
                 left -= min(left, count)
         self.engine.decode(self.batch)
         milliseconds = 1000.0 * (self._clock() - started)
         self._last_row_ms = milliseconds / rows
         return attended // rows, milliseconds
-
-    def _add(self, index: int, count: int, num_outputs: int) -> None:
-        start, size = self._lengths[index], self.engine.vocab_size
-        first = start + index * self.engine.context_size
-        # a prime: neighbours differ, so experts do too
-        tokens = [(first + i) * 7919 % size for i in range(count)]
-        self.batch.add(self.sequences[index], start, tokens, num_outputs)
-        self._lengths[index] += count
 
     def _deal(self, rows: int) -> list[int]:
         """Split rows over the sequences."""
