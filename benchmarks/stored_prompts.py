@@ -102,8 +102,9 @@ def look_up(folder: Path, count: int, length: int) -> None:
         assert shared == length - 64
     disk.finish(1.0)
     print(
-        f"lookup: {count} prompts of {length} tokens, {len(disk.index)} files: {1e3 * made:.1f} "
-        f"ms until the start goes on, {1e3 * busy:.0f} ms of a thread's processor to list them, "
+        f"lookup: {count} prompts of {length} tokens, {len(list(disk.index))} files: "
+        f"{1e3 * made:.1f} ms until the start goes on, "
+        f"{1e3 * busy:.0f} ms of a thread's processor to list them, "
         f"{1e3 * statistics.median(times):.3f} ms a lookup ({1e3 * max(times):.3f} at most)"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property, partial
@@ -51,7 +51,7 @@ class ConstraintQueue:
         # tenant, start and end of compilations not charged yet
         self._times: deque[tuple[str, float, float]] = deque()
         self.waiting: dict[str, list[Sequence]] = {}  # by tenant; the next one first
-        self._compiling: dict[str, Future[Compiled]] = {}  # by tenant
+        self.futures: dict[str, Future[Compiled]] = {}  # compilations in progress, by tenant
         self._renewed: set[Sequence] = set()  # answers with private lexers, or soon
 
     @cached_property  # it imports llguidance, and starts nothing yet
@@ -102,11 +102,6 @@ class ConstraintQueue:
         self._compile_next()
         return ready
 
-    @property
-    def futures(self) -> Collection[Future[Compiled]]:
-        """Compilations in progress."""
-        return self._compiling.values()
-
     def _take(self, belongs: Callable[[Sequence], bool]) -> list[Sequence]:
         taken = [
             sequence for queue in self.waiting.values() for sequence in queue if belongs(sequence)
@@ -120,24 +115,22 @@ class ConstraintQueue:
 
     def _compile_next(self) -> None:
         self._count()
-        for tenant in [one for one, future in self._compiling.items() if future.done()]:
-            del self._compiling[tenant]
+        for tenant in [one for one, future in self.futures.items() if future.done()]:
+            del self.futures[tenant]
         for tenant, queue in list(self.waiting.items()):
-            if len(self._compiling) >= self.compiler.num_threads:
+            if len(self.futures) >= self.compiler.num_threads:
                 return
             new = next((one for one in queue if self._may_begin(one)), None)
-            if new is None or tenant in self._compiling:
+            if new is None or tenant in self.futures:
                 continue
             if new.admitted is not None or not self._wait(tenant):
                 constraint, legality = new.request.constraint, new.legality
                 assert constraint is not None
-                new.compiled = self._compiling[tenant] = self.compiler.compile(constraint)
+                new.compiled = self.futures[tenant] = self.compiler.compile(constraint)
                 if legality is not None and constraint.read:
                     self._renewed.add(new)
                     self.compiler.forget(constraint)  # of use to no other answer
-                self._compiling[tenant].add_done_callback(
-                    partial(self._note, tenant, self._clock())
-                )
+                self.futures[tenant].add_done_callback(partial(self._note, tenant, self._clock()))
                 self.waiting[tenant] = self.waiting.pop(tenant)  # move it to the end of the queue
 
     def _note(self, tenant: str, begun: float, _: object) -> None:

@@ -22,7 +22,6 @@ from headstart.control.values import AskedAnswer, DraftCall, Step
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.model_drafting import ask_models
 from headstart.scheduler.offers import GRAMMAR, Candidate, askable, candidate, consider
-from headstart.scheduler.policy import Policy, make_policy
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import (
     BELOW_BREAK_EVEN,
@@ -34,7 +33,6 @@ from headstart.scheduler.step import (
 from headstart.speculators import NOT_IMPORTED
 from headstart.structures.checkpoints import Data
 from headstart.types import NO_DRAFT, Draft, DraftRequest, Engine
-from headstart.types.request import SpeculativeParams
 
 log = logging.getLogger(__name__)
 
@@ -73,14 +71,6 @@ class Drafting:
         for speculator in everyone:
             if speculator.speculator.scores_are_probabilities:
                 controller.trust_scores(speculator.name)
-
-    def policy(self, params: SpeculativeParams) -> Policy:
-        """Merge a request's parameters with the server's settings.
-
-        Raises:
-            RequestError: it asks for drafts that this server cannot make.
-        """
-        return make_policy(params, self.config, self.speculators, self.unusable)
 
     def draft(self, plan: StepPlan, engine: Engine) -> None:
         """Write the drafts of all answers into the plan, and padding rows if they save time."""

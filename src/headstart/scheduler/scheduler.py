@@ -22,6 +22,7 @@ from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.observed_engine import observed
 from headstart.scheduler.offloading import Offloading
+from headstart.scheduler.policy import make_policy
 from headstart.scheduler.prompt_cache import PromptCache
 from headstart.scheduler.prompt_order import PromptOrder
 from headstart.scheduler.prompt_store import PromptStore
@@ -120,7 +121,8 @@ class Scheduler:
             ContextLengthError, RequestError: it could never run.
         """
         admission.check(request, self.engine, len(self.cells))
-        policy = self.drafting.policy(request.speculative)
+        config, loaded = self.drafting.config, self.drafting.speculators
+        policy = make_policy(request.speculative, config, loaded, self.drafting.unusable)
         namespace = self._prompt_namespace(request)
         sequence = Sequence(next(self._numbers), request, policy, self.clock(), namespace)
         sequence.media = admission.find_media(request.media, self.media)
@@ -331,7 +333,7 @@ class Scheduler:
         begun = [work for work in begun if not work.done()]
         if len(begun) >= min(len(self.waiting), len(self.cells)):
             files = [self.slot_actions.file] if self.slot_actions.file else []
-            wait([*begun, *files, *self.compiling.futures], WAIT_SECONDS, FIRST_COMPLETED)
+            wait([*begun, *files, *self.compiling.futures.values()], WAIT_SECONDS, FIRST_COMPLETED)
 
     def _take_ready(self) -> None:
         """Continue slot actions whose file is done; queue or fail requests whose constraint is."""

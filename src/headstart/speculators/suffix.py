@@ -224,7 +224,7 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
 
     def describe(self) -> dict[str, Any]:
         return {
-            "corpus_tokens": len(self.corpus),
+            "corpus_tokens": self.corpus.num_tokens,
             "corpus_texts": self.corpus.num_texts,
             "corpus_bytes": self.corpus.num_bytes,
             "corpus_file": self._options.file,

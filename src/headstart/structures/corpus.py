@@ -141,7 +141,7 @@ class SuffixCorpus:
         self._sizes = list[tuple[int, bytes]]()  # tokens and namespace, the largest last
         self.unfinished: dict[bytes, None] = {}  # with unlinked tokens, the next first
         self._num_added = 0  # total tokens ever added
-        self._num_tokens = self.num_texts = self.num_bytes = 0  # over all namespaces
+        self.num_tokens = self.num_texts = self.num_bytes = 0  # over all namespaces
         self._store: TextStore | None = None
         if store is not None:
             self._load(store)
@@ -161,9 +161,6 @@ class SuffixCorpus:
                 store.drop([row])
         while self.unfinished:
             self.go_on(self._capacity)
-
-    def __len__(self) -> int:
-        return self._num_tokens
 
     def add(
         self, tokens: Sequence[int], namespace: str = "", *, is_private: bool = False
@@ -214,7 +211,7 @@ class SuffixCorpus:
         """Drop some texts if there are too many tokens; `go_on` drops the rest."""
         rows: list[int] = []
         for _ in range(_MOST_DROPPED):
-            if self._num_tokens <= self._capacity:
+            if self.num_tokens <= self._capacity:
                 break
             _, key = self._sizes[-1]
             with self._counted(key) as texts:
@@ -236,7 +233,7 @@ class SuffixCorpus:
         before = (texts.num_tokens, len(texts.texts), texts.num_bytes)
         yield texts
         if (num_tokens := texts.num_tokens) != before[0]:
-            self._num_tokens += num_tokens - before[0]
+            self.num_tokens += num_tokens - before[0]
             if before[0]:
                 del self._sizes[bisect_left(self._sizes, (before[0], key))]
             if num_tokens:

@@ -148,9 +148,6 @@ class PromptIndex:
         self._ends: Counter[str] = Counter()  # files, by the key of their whole text
         self._num_continued = 0  # number of these keys that other files continue
 
-    def __len__(self) -> int:
-        return len(self._files)
-
     def __iter__(self) -> Iterator[StoredFile]:
         with self._lock:
             return iter(list(self._files.values()))

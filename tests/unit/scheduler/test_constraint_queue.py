@@ -317,7 +317,7 @@ def test_an_answer_with_a_new_lexer_goes_on_before_those_that_wait() -> None:
     first, *others = make_constrained(3, CONSTRAINTS["regex"], 0.8)
     submit_all(scheduler, [first, *(replace(one, constraint=None) for one in others)])
     (sequence,) = scheduler.compiling
-    wait(scheduler.compiling.futures, 60)
+    wait(scheduler.compiling.futures.values(), 60)
     scheduler._take_ready()
     assert scheduler._tenants.order(scheduler.waiting, [])[0] is sequence
 
