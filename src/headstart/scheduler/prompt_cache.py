@@ -311,10 +311,6 @@ def _age(cells: Cells) -> tuple[bool, float]:
     return (bool(cells.length), cells.last_used)
 
 
-_LEAST = 16  # tokens; shorter prefixes are decoded faster than restored
-_BEFORE_END = 4  # tokens, if no marker is found: appended text may merge with the last ones
-
-
 def choose_pauses(
     tokens: array[int], num_cached: int, controls: list[int], min_step: int
 ) -> list[int]:
@@ -328,13 +324,15 @@ def choose_pauses(
     the next turn has the same text; and others at least `min_step` tokens apart, at markers if
     there are any. The engine waits: nothing is done for each token.
     """
-    markers = np.flatnonzero(np.isin(np.frombuffer(tokens, np.intc)[_LEAST:], controls)) + _LEAST
-    end = len(tokens) - _BEFORE_END
+    least = 16  # shorter prefixes are decoded faster than restored
+    before_end = 4  # if no marker is found: appended text may merge with the last tokens
+    markers = np.flatnonzero(np.isin(np.frombuffer(tokens, np.intc)[least:], controls)) + least
+    end = len(tokens) - before_end
     always = {*markers[:1].tolist(), end}
     # markers of the answer's header are among the last tokens
     if len(markers) and (newest := int(markers[-1])) >= len(tokens) - 64:
         # Long text may follow the last marker: the name of the turn, an empty thought.
-        end = end if end - newest >= _BEFORE_END else newest
+        end = end if end - newest >= before_end else newest
         always = {*markers[:1].tolist(), newest, end}
     pauses, last = list[int](), 0
     while last < end:
@@ -344,4 +342,4 @@ def choose_pauses(
         pauses += [*range(last + min_step, position - min_step + 1, min_step), position]
         last = position
     pauses = list(dict.fromkeys(chunk_begin(tokens, pause) for pause in pauses))
-    return [pause for pause in pauses if pause > max(num_cached, _LEAST - 1)]
+    return [pause for pause in pauses if pause > max(num_cached, least - 1)]

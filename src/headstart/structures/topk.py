@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-_GROUP = 8  # columns
-
 
 def top_k(
     values: NDArray[np.float32], k: int, gap: float | None = None
@@ -54,9 +52,10 @@ def _lower_bound(maxima: NDArray[np.float32], k: int) -> np.float32:
     With many columns the method is applied again: the k largest group maxima are k of the entries,
     too, at the price of a few more columns.
     """
-    num_groups = len(maxima) // _GROUP
+    size = 8  # columns of a group
+    num_groups = len(maxima) // size
     if num_groups >= 2 * k:
-        groups = maxima[: num_groups * _GROUP].reshape(_GROUP, num_groups)
+        groups = maxima[: num_groups * size].reshape(size, num_groups)
         maxima = np.maximum.reduce(groups, axis=0)
     least: np.float32 = np.partition(maxima, len(maxima) - k)[len(maxima) - k]
     return least

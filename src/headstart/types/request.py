@@ -1,6 +1,6 @@
 """Inputs and outputs of the scheduler: requests and events.
 
-These cross the process border, so they are plain frozen values that pickle compactly.
+These cross the process border, so they are plain values that pickle compactly.
 """
 
 from __future__ import annotations
