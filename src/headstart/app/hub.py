@@ -300,10 +300,11 @@ def main(name: str, *drafters: str) -> int:
     is_over = threading.Event()
     try:
         sizes = hub.sizes(repo)
-        files = select_files(repo, list(sizes), quant, None)
+        repository = Repository(hub, repo, quant, tuple(sizes))
+        files = repository.select(None)
         for kinds, wanted in ((drafters, quant), (("mmproj",), "")):
-            if beside := choose_drafter(list(sizes), kinds, wanted, files[0]):
-                files += split_parts(list(sizes), beside)
+            if beside := choose_drafter(repository.paths, kinds, wanted, files[0]):
+                files += split_parts(repository.paths, beside)
         total = sum(sizes[file] or 0 for file in files)
         before = _stored(hub.folder(repo))
         _tell(repo, 0, total)
@@ -314,7 +315,7 @@ def main(name: str, *drafters: str) -> int:
 
         watching = threading.Thread(target=watch, daemon=True)
         watching.start()
-        Repository(hub, repo, quant, tuple(sizes)).fetch(files)
+        repository.fetch(files)
         is_over.set()
         watching.join()
         _tell(repo, total, total)
