@@ -47,7 +47,7 @@ from headstart.extras.bench.report import table_head, table_row
 from headstart.extras.distill.candidates import Candidates
 from headstart.extras.distill.measure import Findings
 from headstart.extras.distill.prices import StepPrices
-from headstart.extras.distill.proof import prove
+from headstart.extras.distill.proof import Interval, prove
 from headstart.extras.distill.recorder import TextRecorder
 from headstart.extras.distill.texts import (
     RecordedText,
@@ -222,9 +222,10 @@ def learn(args: argparse.Namespace) -> None:
         verdict = prove(found, "draft", "tuned")
         lengths = [f"{arm}: {one.acceptance_length:.3f}" for arm, one in found.arms.items()]
         accepted = f"{numbers['accepted_before']:.3f}, {numbers['accepted_after']:.3f}"
+        intervals = [Interval(**verdict.facts[name]) for name in ("gain", "ratio")]
         cells = (
             *(size, " ".join((loss, *control)), len(texts), numbers["steps"]),
-            *(f"{numbers['seconds']:.0f}", accepted, verdict.gain, verdict.ratio, verdict.best),
+            *(f"{numbers['seconds']:.0f}", accepted, *intervals, verdict.facts["best"]),
             *("; ".join(lengths), verdict.refusal or "promoted"),
         )
         print(table_row(*cells), flush=True)

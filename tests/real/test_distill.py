@@ -269,18 +269,18 @@ def test_a_trial_answers_alike_with_both_and_times_each(folder: Path, monkeypatc
     config = replace(CONFIG, engine=replace(CONFIG.engine, exact=True, context=64))
     texts = recorded(folder)
     found = trial.run_trial(config, path(TARGET), WAYS, texts[:2], texts[2:6])
-    assert (found.num_texts, found.num_different) == (4 + 16, 0)
-    for ratio in (found.later, found.elsewhere):
-        assert 0.0 < ratio.low <= ratio.value <= ratio.high
+    assert (found.facts["num_texts"], found.facts["num_different"]) == (4 + 16, 0)
+    for ratio in (found.facts["later"], found.facts["elsewhere"]):
+        assert 0.0 < ratio["low"] <= ratio["value"] <= ratio["high"]
     assert drafters == [{"suffix", "draft-model"}, {"suffix"}]
     slow, fine = Interval(0.96, 0.9, 1.0), Interval(1.1, 1.0, 1.2)
-    assert replace(found, later=fine, elsewhere=fine).refusal == ""
-    assert "on later texts" in replace(found, later=slow, elsewhere=fine).refusal
-    assert "on other questions" in replace(found, later=fine, elsewhere=slow).refusal
+    assert trial.refusal_of(fine, fine) == ""
+    assert "on later texts" in trial.refusal_of(slow, fine)
+    assert "on other questions" in trial.refusal_of(fine, slow)
     for value in (math.nan, math.inf):  # of no tokens
         none = Interval(value, 0.0, 2.0)
-        assert replace(found, later=none, elsewhere=fine).refusal
-        assert replace(found, later=fine, elsewhere=none).refusal
+        assert trial.refusal_of(none, fine)
+        assert trial.refusal_of(fine, none)
 
 
 def test_a_trial_whose_texts_cannot_be_answered_is_none(folder: Path, monkeypatch) -> None:

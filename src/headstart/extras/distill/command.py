@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
@@ -32,7 +32,7 @@ from headstart.extras.distill.texts import (
     training_folder,
     without_duplicates,
 )
-from headstart.extras.distill.trial import TimedTrial, run_trial
+from headstart.extras.distill.trial import run_trial
 from headstart.structures.model_id import ModelId
 from headstart.structures.tenants import namespaces_of
 from headstart.types.errors import ConfigError
@@ -228,14 +228,15 @@ class _Work:
         # as large as its base: the difference between two timings would be chance
         found = found.with_model(candidate.stem, model, found.models[base.stem][1]).bounded()
         verdict = prove(found, base.stem, candidate.stem)
-        lines = ["", *found.report(), "", *verdict.report()]
-        self.tell(lines, proof=_facts(verdict), after=found.describe())
+        lines = ["", *found.report(), "", *verdict.report]
+        told = {**verdict.facts, "refusal": verdict.refusal}
+        self.tell(lines, proof=told, after=found.describe())
         trial = None if verdict.refusal else self._trial(candidate, verdict)
         if trial is None or trial.refusal:
             self.tell([f"{candidate} is kept to be looked at"], file=str(candidate))
             return 1
         card["tokens_a_step"] = {name: arm.acceptance_length for name, arm in found.arms.items()}
-        write(output, card | {"proof": asdict(verdict), "trial": asdict(trial)})
+        write(output, card | {"proof": verdict.facts, "trial": trial.facts})
         candidate.unlink()
         note_drafter(self.folder, output, base, texts)
         self.tell(
@@ -256,18 +257,14 @@ class _Work:
         self.candidates.check_tokens(self.models.draft)
         return self.models.draft
 
-    def _trial(self, candidate: Path, verdict: Proof) -> TimedTrial:
+    def _trial(self, candidate: Path, verdict: Proof) -> Proof:
         """Time the candidate against the best alternative."""
         files = {path.stem: path for path in self.drafts}
-        best = verdict.best.split(", ")[-1]
+        best = verdict.facts["best"].split(", ")[-1]
         ways = (candidate, "auto"), (files.get(best), "off" if best == "off" else "auto")
         trial = run_trial(self.config, self.models.target, ways, self.earlier, self.later)
-        self.tell(trial.report(), trial=_facts(trial))
+        self.tell(trial.report, trial={**trial.facts, "refusal": trial.refusal})
         return trial
-
-
-def _facts(verdict: Proof | TimedTrial) -> dict[str, Any]:
-    return {**asdict(verdict), "refusal": verdict.refusal}
 
 
 COMMAND = Command(

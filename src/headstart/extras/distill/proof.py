@@ -9,8 +9,8 @@ Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapter 1
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -38,41 +38,19 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The result of a proof."""
+    """What speaks for a tuned model or against it, by replay or by the clock."""
 
-    num_conversations: int
-    gain: Interval  # further tokens a step, against the base
-    ratio: Interval  # of tokens per second, against the best arm without it
-    best: str  # name of the best arm
-    own: str  # the best arm with it
-
-    @property
-    def refusal(self) -> str:
-        """The reason against promotion; "" if it is promoted."""
-        if self.num_conversations < LEAST_CONVERSATIONS:
-            return (
-                f"there are {self.num_conversations} later conversations, and "
-                f"{LEAST_CONVERSATIONS} are the least to judge by; record more texts"
-            )
-        if self.gain.low <= 0.0:
-            return f"its gain of {self.gain} tokens a step over the base may be chance"
-        if self.ratio.value < LEAST_RATIO or self.ratio.low <= 1.0:
-            return (
-                f"its {self.ratio} times the tokens/s of {self.best} are too little: {LEAST_RATIO} "
-                "are needed, and more than 1 for certain"
-            )
-        return ""
-
-    def report(self) -> Iterator[str]:
-        """Lines to print; 95 % intervals over conversations."""
-        yield f"tokens a step, more than the base, with drafts of {COMMON.longest}: {self.gain}"
-        yield f"tokens/s of {self.own}, in multiples of {self.best}: {self.ratio}"
-        if self.refusal:
-            yield f"not promoted: {self.refusal}"
+    facts: Mapping[str, Any]  # JSON-ready
+    report: Sequence[str]  # lines to print
+    refusal: str  # the reason against promotion; "" if there is none
 
 
 def prove(found: Findings, base: str, tuned: str) -> Proof:
-    """Compare a tuned model with its base and with all other drafters."""
+    """Compare a tuned model with its base and with all other drafters.
+
+    The intervals are of 95 %, over conversations. `gain`: further tokens a step, against the base;
+    `ratio`: tokens per second of `own`, the best arm with it, by those of `best`, the best without.
+    """
     best, own = (
         max(
             (name for name in found.arms if (tuned in name.split(", ")) == has_it),
@@ -91,9 +69,29 @@ def prove(found: Findings, base: str, tuned: str) -> Proof:
     rates = [
         _by_conversation(found, found.arms[name].walks, "milliseconds") for name in (own, best)
     ]
+    num, refusal = len(lengths[0]), ""
     gain = compared(lengths[0], lengths[1], np.subtract)
     ratio = compared(rates[0], rates[1], np.divide)
-    return Proof(len(lengths[0]), gain, ratio, best, own)
+    if num < LEAST_CONVERSATIONS:
+        refusal = (
+            f"there are {num} later conversations, and {LEAST_CONVERSATIONS} are the least to "
+            "judge by; record more texts"
+        )
+    elif gain.low <= 0.0:
+        refusal = f"its gain of {gain} tokens a step over the base may be chance"
+    elif ratio.value < LEAST_RATIO or ratio.low <= 1.0:
+        refusal = (
+            f"its {ratio} times the tokens/s of {best} are too little: {LEAST_RATIO} are needed, "
+            "and more than 1 for certain"
+        )
+    facts = {"num_conversations": num, "gain": asdict(gain), "ratio": asdict(ratio)}
+    report = [
+        f"tokens a step, more than the base, with drafts of {COMMON.longest}: {gain}",
+        f"tokens/s of {own}, in multiples of {best}: {ratio}",
+    ]
+    if refusal:
+        report.append(f"not promoted: {refusal}")
+    return Proof({**facts, "best": best, "own": own}, report, refusal)
 
 
 def _by_conversation(found: Findings, walks: Sequence[Walk], cost: str) -> NDArray[np.float64]:

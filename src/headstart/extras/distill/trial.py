@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from math import inf
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from headstart.app.model_files import Models
 from headstart.config import Config
 from headstart.engine.model import Model
 from headstart.extras.bench.library import make_questions
-from headstart.extras.distill.proof import Interval, compared
+from headstart.extras.distill.proof import Interval, Proof, compared
 from headstart.extras.distill.texts import RecordedText
 from headstart.types import Vocab
 from headstart.types.errors import EngineError
@@ -29,45 +29,17 @@ from headstart.types.request import ErrorEvent, Request, TokenEvent
 LEAST_ELSEWHERE = 0.97  # of the tokens/s without it
 
 
-@dataclass(frozen=True, slots=True)
-class TimedTrial:
-    """The result: multiples of the tokens/s without the tuned model."""
-
-    later: Interval
-    elsewhere: Interval
-    num_texts: int
-    num_different: int  # texts; with --exact none, else where two tokens were as likely
-
-    @property
-    def refusal(self) -> str:
-        """The reason against promotion; "" if it agrees."""
-        if not 1.0 <= self.later.value < inf:  # may be NaN
-            return f"timed on later texts it is {self.later} times as fast as without it"
-        if not LEAST_ELSEWHERE <= self.elsewhere.value < inf:
-            return (
-                f"timed on other questions it is {self.elsewhere} times as fast as without it, and "
-                f"{LEAST_ELSEWHERE} is the least"
-            )
-        return ""
-
-    def report(self) -> Iterator[str]:
-        """Lines to print; 95 % intervals over texts."""
-        yield f"timed on later texts: {self.later} times as fast as without it"
-        yield f"timed on other questions: {self.elsewhere}"
-        yield f"texts that differ: {self.num_different} of {self.num_texts}"
-        yield f"not promoted: {self.refusal}" if self.refusal else "promoted"
-
-
 def run_trial(
     config: Config,
     target: Path,
     ways: Sequence[tuple[Path | None, str]],
     earlier: Sequence[RecordedText],
     later: Sequence[RecordedText],
-) -> TimedTrial:
+) -> Proof:
     """Let two ways of drafting answer: a draft model and `--spec` of each, the tuned one's first.
 
-    One is loaded when the other is gone, so that both have the same memory.
+    One is loaded when the other is gone, so that both have the same memory. `later`, `elsewhere`:
+    multiples of the tokens/s without the tuned model, with 95 % intervals over texts.
 
     Raises:
         ConfigError, ModelError: something cannot be loaded.
@@ -88,12 +60,31 @@ def run_trial(
         found.append(_answers(replace(config, speculation=speculation), models, requests))
         gc.collect()  # and whatever of it refers to itself
     pairs = list(zip(*found, strict=True))[len(warm) :]
-    return TimedTrial(
-        _ratio(pairs[: len(texts)]),
-        _ratio(pairs[len(texts) :]),
-        len(pairs),
-        sum(ours[1] != theirs[1] for ours, theirs in pairs),
+    on_later, elsewhere = _ratio(pairs[: len(texts)]), _ratio(pairs[len(texts) :])
+    # with --exact none, else where two tokens were as likely
+    num_different = sum(ours[1] != theirs[1] for ours, theirs in pairs)
+    facts = {"later": asdict(on_later), "elsewhere": asdict(elsewhere)}
+    refusal = refusal_of(on_later, elsewhere)
+    report = (
+        f"timed on later texts: {on_later} times as fast as without it",
+        f"timed on other questions: {elsewhere}",
+        f"texts that differ: {num_different} of {len(pairs)}",
+        f"not promoted: {refusal}" if refusal else "promoted",
     )
+    numbers = {"num_texts": len(pairs), "num_different": num_different}
+    return Proof({**facts, **numbers}, report, refusal)
+
+
+def refusal_of(later: Interval, elsewhere: Interval) -> str:
+    """The reason against promotion; "" if there is none."""
+    if not 1.0 <= later.value < inf:  # may be NaN
+        return f"timed on later texts it is {later} times as fast as without it"
+    if not LEAST_ELSEWHERE <= elsewhere.value < inf:
+        return (
+            f"timed on other questions it is {elsewhere} times as fast as without it, and "
+            f"{LEAST_ELSEWHERE} is the least"
+        )
+    return ""
 
 
 Answer = tuple[float, list[int]]

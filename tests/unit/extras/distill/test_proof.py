@@ -110,9 +110,9 @@ def test_a_model_that_learned_from_earlier_conversations_is_promoted(traffic) ->
     earlier, later = traffic
     verdict = judge(without_duplicates(earlier, later), BASE, later, earlier)
     assert verdict.refusal == ""
-    assert verdict.num_conversations == 90
-    assert verdict.gain.low > 0.5
-    assert verdict.ratio.low > 1.05
+    assert verdict.facts["num_conversations"] == 90
+    assert verdict.facts["gain"]["low"] > 0.5
+    assert verdict.facts["ratio"]["low"] > 1.05
 
 
 def test_a_model_that_learned_from_shuffled_pairs_is_not(traffic) -> None:
@@ -120,7 +120,7 @@ def test_a_model_that_learned_from_shuffled_pairs_is_not(traffic) -> None:
     prompts = [earlier[i].prompt for i in np.random.default_rng(0).permutation(len(earlier))]
     shuffled = [replace(text, prompt=p) for text, p in zip(earlier, prompts, strict=True)]
     verdict = judge([*BASE, *shuffled], BASE, later, earlier)
-    assert verdict.gain.value > 0.0  # it learned some words all the same
+    assert verdict.facts["gain"]["value"] > 0.0  # it learned some words all the same
     assert "too little" in verdict.refusal
     assert "may be chance" in judge(shuffled, BASE, later, earlier).refusal
 
@@ -134,7 +134,8 @@ def test_a_model_that_learned_from_another_tenant_is_not(traffic) -> None:
 def test_what_is_also_in_the_test_is_not_learned_from(traffic) -> None:
     earlier, later = traffic
     again = [replace(text, recorded=-1.0, conversation=1000 + i) for i, text in enumerate(later)]
-    assert judge([*BASE, *again], BASE, later, earlier).gain.value > 1.0  # it would pass
+    passing = judge([*BASE, *again], BASE, later, earlier)
+    assert passing.facts["gain"]["value"] > 1.0
     left = without_duplicates([*again, *BASE], later)
     assert left == BASE
     assert "may be chance" in judge(left, BASE, later, earlier).refusal
@@ -149,8 +150,8 @@ def test_a_model_that_only_copies_better_than_its_base_loses_to_copies() -> None
         for i, text in enumerate(few * 2)
     ]
     verdict = judge(earlier, BASE, later, earlier)
-    assert verdict.gain.low > 0.0
-    assert verdict.best.startswith(SUFFIX)
+    assert verdict.facts["gain"]["low"] > 0.0
+    assert verdict.facts["best"].startswith(SUFFIX)
     assert "too little" in verdict.refusal
 
 
