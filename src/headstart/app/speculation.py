@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from headstart.config import SPECULATOR_ALIASES, Config, SpeculationConfig
+from headstart.config import Config, SpeculationConfig, speculators_named
 from headstart.config.fields import flag_of, option_of
 from headstart.speculators import NOT_IMPORTED, SPECULATORS, Speculator
 from headstart.types import DraftMode
@@ -80,8 +80,7 @@ def wanted_types(config: SpeculationConfig, drafter: str | None) -> tuple[str, .
 
 def type_names(spec_type: str) -> tuple[str, ...]:
     """The names in a value of `--spec-type`, each once, llama-server's replaced by ours."""
-    names = [name.strip() for name in spec_type.split(",") if name.strip()]
-    return tuple(dict.fromkeys(SPECULATOR_ALIASES.get(name, name) for name in names))
+    return speculators_named(name.strip() for name in spec_type.split(",") if name.strip())
 
 
 def remarks_on(config: SpeculationConfig) -> list[str]:

@@ -15,9 +15,9 @@ from headstart.config.server import RecordingConfig as RecordingConfig
 from headstart.config.server import RouterConfig as RouterConfig
 from headstart.config.server import ServerConfig as ServerConfig
 from headstart.config.server import ToolsConfig as ToolsConfig
-from headstart.config.settings import SPECULATOR_ALIASES as SPECULATOR_ALIASES
 from headstart.config.settings import Config as Config
 from headstart.config.settings import ModelConfig as ModelConfig
 from headstart.config.settings import SchedulerConfig as SchedulerConfig
 from headstart.config.settings import SpeculationConfig as SpeculationConfig
 from headstart.config.settings import read_weights as read_weights
+from headstart.config.settings import speculators_named as speculators_named

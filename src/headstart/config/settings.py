@@ -7,7 +7,7 @@ the spellings that llama-server's users type.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,14 +26,17 @@ from headstart.config.server import RecordingConfig, RouterConfig, ServerConfig,
 from headstart.types import DraftMode
 from headstart.types.errors import ConfigError
 
-# llama-server's names of what is called otherwise here
-SPECULATOR_ALIASES = {
-    "draft-simple": "draft-model",
-    "draft-mtp": "mtp",
-    "draft-eagle3": "eagle3",
-    "draft-dflash": "dflash",
-    "draft-dspark": "dspark",
-}
+
+def speculators_named(names: Iterable[str]) -> tuple[str, ...]:
+    """Each name once, llama-server's replaced by ours."""
+    theirs = {
+        "draft-simple": "draft-model",
+        "draft-mtp": "mtp",
+        "draft-eagle3": "eagle3",
+        "draft-dflash": "dflash",
+        "draft-dspark": "dspark",
+    }
+    return tuple(dict.fromkeys(theirs.get(name, name) for name in names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

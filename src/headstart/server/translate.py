@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from headstart.config import SPECULATOR_ALIASES
+from headstart.config import speculators_named
 from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.body import MAX_PROMPTS, check_length
 from headstart.server.constraints import read_constraint
@@ -199,6 +199,4 @@ def _types(body: SpeculativeBody) -> tuple[str, ...] | None:
         raise RequestError(
             f"speculative.types is {', '.join(types)} but none cannot stand beside others"
         )
-    if types is None:
-        return None
-    return tuple(dict.fromkeys(SPECULATOR_ALIASES.get(name, name) for name in types))
+    return None if types is None else speculators_named(types)
