@@ -17,6 +17,7 @@ from tests import models
 from tests.harness import play
 from tests.models import MERGES, OTHER_MERGES, SMALLER, Merges, Writer, tiny_llama
 from tests.real.answers import Setting, at_each_temperature, compare, make_requests, open_setting
+from tests.unit.text.vocabulary import real
 
 from headstart.app import demo
 from headstart.app.assemble import Models, build_scheduler
@@ -75,7 +76,7 @@ def heard(scheduler: Scheduler, text: str) -> bytes:
     """What the draft model reads for a text of the target, with its markers spelled."""
     translator = drafter_of(scheduler)._translator
     assert translator is not None
-    sequence = translator.open()
+    sequence = real.sequence(translator)
     sequence.extend(scheduler.vocab.tokenize(text, add_special=False, parse_special=True))
     return b"".join(map(translator.draft.spelling, sequence.draft_history)) + sequence.pending
 
@@ -130,7 +131,7 @@ def test_markers_of_known_chat_templates_are_rewritten_by_themselves(make_tiny) 
     translator = drafter_of(scheduler)._translator
     assert translator is not None
     # what a user spells stays text
-    spelled = translator.open()
+    spelled = real.sequence(translator)
     spelled.extend(
         scheduler.vocab.tokenize("<start_of_turn>", add_special=False, parse_special=True)
     )

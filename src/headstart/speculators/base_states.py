@@ -7,7 +7,6 @@ of a request without drafts is never decoded. Until then the states are kept in 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 
 from headstart.speculators.base import SAMPLE_ROWS, times_of
 from headstart.speculators.base_caches import CONTEXT_FULL, FollowingSpeculator
-from headstart.speculators.target_states import TargetStates
 from headstart.text.vocabulary.draft_tokenizer import DraftBuilder, Preference
 from headstart.types import ContextFullError, Draft, DraftRequest
 from headstart.types.state_batch import DraftContext
@@ -50,25 +48,26 @@ class StateSpeculator(FollowingSpeculator):
         self._num_calls += 1
         drafts = [self._begin(request) for request in requests]
         most_drafts = self.context.max_outputs // self._rows_per_draft
-        for draft in [d for d in drafts if d.builder.has_room][most_drafts:]:
-            draft.builder.reason = "batch full"
+        for draft in [d for d in drafts if d.has_room][most_drafts:]:
+            draft.reason = "batch full"
         try:
             self._catch_up(drafts)
             self._draft(drafts)
         except ContextFullError:
             self.make_room([request.seq_id for request in requests])
             for draft in drafts:
-                draft.builder.reason = CONTEXT_FULL
+                draft.reason = CONTEXT_FULL
         for draft in drafts:
             self.cut(draft.seq_id)
-            self._last[draft.seq_id] = draft.builder
-        return [draft.builder.to_draft(self.unsure) for draft in drafts]
+            self._last[draft.seq_id] = draft
+        return [draft.to_draft(self.unsure) for draft in drafts]
 
-    def _draft(self, drafts: Sequence[StateDraft]) -> None:
+    def _draft(self, drafts: Sequence[DraftBuilder]) -> None:
         """Extend all drafts as far as they go."""
-        step, active = 0, [draft for draft in drafts if draft.builder.has_room]
+        step, active = 0, [draft for draft in drafts if draft.has_room]
         while active:
-            active = self._extend(active, step)
+            self._extend(active, step)
+            active = [draft for draft in active if draft.has_room]
             step += 1
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
@@ -110,39 +109,37 @@ class StateSpeculator(FollowingSpeculator):
             "lost": dict(self.lost),
         }
 
-    def _begin(self, request: DraftRequest) -> StateDraft:
+    def _begin(self, request: DraftRequest) -> DraftBuilder:
         states, length = self.sequences[request.seq_id], len(request.tokens) - 1
         states.last_used = self._num_calls
+        states.guessed.clear()
         room = self.context.context_size - length - 1
         limit = min(request.max_tokens, self._longest or room, room)
-        builder = DraftBuilder(request, limit, self._preference)
+        draft = DraftBuilder(request, limit, self._preference)
         if states.length != length or not states.num_states:
-            builder.reason = "the target's states are missing"
+            draft.reason = "the target's states are missing"
         elif limit <= 0:
-            builder.reason = CONTEXT_FULL
+            draft.reason = CONTEXT_FULL
         else:
             states.settle()
             self.cut(request.seq_id)
-        return StateDraft(builder, request.seq_id, states)
+        return draft
 
-    def _catch_up(self, drafts: Sequence[StateDraft]) -> None:
+    def _catch_up(self, drafts: Sequence[DraftBuilder]) -> None:
         """Decode long texts in parts; their requests get no draft in this call, the others do."""
         room = max(256, 2 * MERGED_ROWS * len(drafts))
-        waiting = [(d.states.num_unread(0), d) for d in drafts if d.builder.has_room]
+        waiting = [(self.sequences[d.seq_id].num_unread(0), d) for d in drafts if d.has_room]
         for num_rows, draft in sorted(waiting, key=lambda pair: pair[0]):
             if num_rows <= MERGED_ROWS:
                 continue
             if room > 0:
                 self.read(draft.seq_id, 0, room)
             room -= num_rows
-            if draft.states.num_unread(0):
-                draft.builder.reason = self.reading
+            if self.sequences[draft.seq_id].num_unread(0):
+                draft.reason = self.reading
 
-    def _extend(self, drafts: Sequence[StateDraft], step: int) -> list[StateDraft]:
-        """Decode the next token of each draft; returns the drafts that continue.
-
-        Decodes verified rows that a head lacks first.
-        """
+    def _extend(self, drafts: Sequence[DraftBuilder], step: int) -> None:
+        """Decode the next token of each draft, and verified rows that a head lacks first."""
         head = step if self.context.num_heads > 1 else 0
         batch, is_first = self.batch, step == 0 or head > 0
         firsts = self.catch_up([draft.seq_id for draft in drafts], head) if is_first else []
@@ -157,25 +154,24 @@ class StateSpeculator(FollowingSpeculator):
             ends = [*range(1, 1 + len(drafts))]
         logits = self.decode(batch)
         rows = self.context.outputs()
-        going = []
         for draft, end in zip(drafts, ends, strict=True):
+            states = self.sequences[draft.seq_id]
             if is_first:
-                draft.states.expect(draft.newest, head)
-            if draft.extend(logits[end - 1], rows[end - 1]):
-                going.append(draft)
-        return going
+                states.expect(draft.request.tokens[-1], head)
+            if draft.extend(logits[end - 1]) is not None:
+                states.guessed.append(rows[end - 1].copy())
 
-    def _add(self, draft: StateDraft, head: int, first: NDArray[np.float32]) -> int:
+    def _add(self, draft: DraftBuilder, head: int, first: NDArray[np.float32]) -> int:
         """Add the rows of the newest token and of the draft; returns their end in the batch."""
-        states, batch, tokens = draft.states, self.batch, draft.builder.tokens
-        own, length = self.id_of(draft.seq_id, head), draft.states.length
-        batch.add_rows(own, length, [draft.newest], first)
+        states, batch, tokens = self.sequences[draft.seq_id], self.batch, draft.tokens
+        own, length = self.id_of(draft.seq_id, head), states.length
+        batch.add_rows(own, length, [draft.request.tokens[-1]], first)
         if tokens:
-            batch.add_rows(own, length + 1, tokens, np.stack(draft.guessed))
+            batch.add_rows(own, length + 1, tokens, np.stack(states.guessed))
         states.held[head] = length + 1 + len(tokens)
         return batch.num_rows
 
-    def _add_next(self, drafts: Sequence[StateDraft]) -> None:
+    def _add_next(self, drafts: Sequence[DraftBuilder]) -> None:
         """Add one row per draft, for its last token."""
         # one that reads the target's cache drafts all tokens at one position
         batch, is_further = self.batch, not self.context.shares_target
@@ -183,12 +179,12 @@ class StateSpeculator(FollowingSpeculator):
         positions: list[int] = []
         seq_ids: list[int] = []
         for draft in drafts:
-            so_far = draft.builder.tokens
-            batch.states[len(tokens)] = draft.guessed[-1]
-            tokens.append(so_far[-1])
-            positions.append(draft.states.length + is_further * len(so_far))
+            states = self.sequences[draft.seq_id]
+            batch.states[len(tokens)] = states.guessed[-1]
+            tokens.append(draft.tokens[-1])
+            positions.append(states.length + is_further * len(draft.tokens))
             seq_ids.append(self.id_of(draft.seq_id, 0))
-            draft.states.held[0] = positions[-1] + 1
+            states.held[0] = positions[-1] + 1
         batch.extend(seq_ids, positions, tokens)
 
     def _draft_nothing(self) -> None:
@@ -209,45 +205,3 @@ class StateSpeculator(FollowingSpeculator):
             (states,) = self._encoded([np.zeros((num_rows, self.width), np.float32)])
             batch.add_rows(0, 1, tokens, states)
             self.context.decode(batch)
-
-
-@dataclass(slots=True)
-class StateDraft:
-    """The draft of one request."""
-
-    builder: DraftBuilder
-    seq_id: int
-    states: TargetStates
-    guessed: list[NDArray[np.float32]] = field(default_factory=list)  # states before draft tokens
-
-    @property
-    def newest(self) -> int:
-        """The last token of the text."""
-        return self.builder.request.tokens[-1]
-
-    def extend(
-        self,
-        logits: NDArray[np.float32],
-        state: NDArray[np.float32],
-        score: float | None = None,
-    ) -> bool:
-        """Pick the next token from the row after the last one; returns whether another may follow.
-
-        Args:
-            logits: of the row.
-            state: the model's estimate of the target's state there.
-            score: the probability of acceptance, if known better than from the logits.
-        """
-        builder = self.builder
-        least, token = builder.request.min_confidence, None
-        if score is None:
-            token = builder.extend(logits, least)
-        elif score >= least:
-            token = builder.extend(logits, 0.0)
-        if token is None:
-            builder.limit = len(builder.tokens)
-            return False
-        if score is not None:
-            builder.confidence[-1] = score
-        self.guessed.append(state.copy())
-        return builder.has_room

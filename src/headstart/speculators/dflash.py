@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.speculators.base import register
-from headstart.speculators.base_states import StateDraft, StateSpeculator
+from headstart.speculators.base_states import StateSpeculator
+from headstart.text.vocabulary.draft_tokenizer import DraftBuilder
 from headstart.types import Batch
 from headstart.types.state_batch import Blocks, DraftContext
 
@@ -33,43 +34,42 @@ class DflashSpeculator(StateSpeculator):
         self.blocks: Blocks = context.blocks
         self._block = Batch(context.max_batch_tokens)
 
-    def _draft(self, drafts: Sequence[StateDraft]) -> None:
-        active = [draft for draft in drafts if draft.builder.has_room]
+    def _draft(self, drafts: Sequence[DraftBuilder]) -> None:
+        active = [draft for draft in drafts if draft.has_room]
         if not active:
             return
         self._read(active)
         first = int(not self.blocks.has_anchor)  # the row that drafts the first token
-        size = first + max(draft.builder.limit for draft in active)
-        logits, states = self._decode(active, size)
+        size = first + max(draft.limit for draft in active)
+        logits = self._decode(active, size)
+        scores = self.context.outputs()[:, 0].tolist() if self.blocks.has_confidence else None
         for index, draft in enumerate(active):
             for row in range(index * size + first, (index + 1) * size):
-                score = float(states[row][0]) if self.blocks.has_confidence else None
-                if not draft.extend(logits[row], logits[:0], score):
+                draft.extend(logits[row], scores[row] if scores else None)
+                if not draft.has_room:
                     break
 
-    def _read(self, drafts: Sequence[StateDraft]) -> None:
+    def _read(self, drafts: Sequence[DraftBuilder]) -> None:
         """Decode the states of verified tokens, including the last one, which the block follows."""
         parts = []
         for draft in drafts:
-            states, start = draft.states, draft.states.read[0]
-            states.count_missing(start)
+            states = self.sequences[draft.seq_id]
+            states.count_missing(start := states.read[0])
             parts.append((draft.seq_id, start, states.before(start, states.length + 1)))
         self.decode_rows(parts, 0)
         for draft in drafts:
-            draft.states.expect(draft.newest, 0)
+            self.sequences[draft.seq_id].expect(draft.request.tokens[-1], 0)
 
-    def _decode(
-        self, drafts: Sequence[StateDraft], size: int
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Logits and states of blocks of `size` rows; those of one sequence are adjacent."""
+    def _decode(self, drafts: Sequence[DraftBuilder], size: int) -> NDArray[np.float32]:
+        """Logits of blocks of `size` rows; those of one sequence are adjacent."""
         self._block.clear()
         masks = [self.blocks.mask_id] * (size - 1)
         for draft in drafts:
-            start = draft.states.length + 1
-            self._block.add(draft.seq_id, start, [draft.newest, *masks], size)
-            draft.states.held[0] = start + size
-        logits = self.decode(self._block)
-        return logits, self.context.outputs() if self.blocks.has_confidence else logits[:0]
+            states = self.sequences[draft.seq_id]
+            start = states.length + 1
+            self._block.add(draft.seq_id, start, [draft.request.tokens[-1], *masks], size)
+            states.held[0] = start + size
+        return self.decode(self._block)
 
     def _draft_nothing(self) -> None:
         self._block.clear()

@@ -27,9 +27,10 @@ from numpy.typing import NDArray
 
 from headstart.config import option
 from headstart.speculators.base import SAMPLE_ROWS, Speculator, register, times_of
-from headstart.speculators.draft_model_progress import CachedSequence, DraftInProgress, closed_half
+from headstart.speculators.draft_model_progress import CachedSequence, closed_half
 from headstart.structures.prefix import common_prefix_length
-from headstart.text.vocabulary.draft_tokenizer import make_draft_tokenizer
+from headstart.text.vocabulary.draft_tokenizer import DraftTokenizer, Preference
+from headstart.text.vocabulary.translated_sequence import TranslatedSequence
 from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 from headstart.types import Batch, CacheKind, ContextFullError, Draft, DraftRequest, Engine
 from headstart.types.errors import ConfigError, EngineError
@@ -82,8 +83,14 @@ class DraftModelSpeculator(Speculator):
         self.most_read = 256  # tokens of texts decoded per step, to limit its time
         self._translator = translator
         self.sees_images = translator is None
-        make_tokenizer = make_draft_tokenizer(translator, self.options.sampling)
-        self._sequences = defaultdict[int, CachedSequence](lambda: CachedSequence(make_tokenizer()))
+        preference = Preference(self.options.sampling)
+
+        def make_sequence() -> CachedSequence:
+            if translator is None:
+                return CachedSequence(DraftTokenizer(preference))
+            return CachedSequence(TranslatedSequence(translator, preference))
+
+        self._sequences = defaultdict[int, CachedSequence](make_sequence)
         self._keeps_states = engine.cache_kind is not CacheKind.CUT
         self._num_calls = 0
         self._batch = Batch(engine.max_batch_tokens)
@@ -142,34 +149,33 @@ class DraftModelSpeculator(Speculator):
         room = min(max(self.most_read, 2 * len(requests)), self._batch.capacity)
         drafts = [self._prepare(request, room) for request in requests]
         # requests with short texts first: a long prompt is decoded in parts
-        for drafting in sorted(drafts, key=lambda s: s.num_catch_up):
-            self._catch_up(drafting, room)
-            room -= len(drafting.pending)
+        for sequence in sorted(drafts, key=lambda s: s.num_catch_up):
+            self._catch_up(sequence, room)
+            room -= len(sequence.pending)
         if self._keeps_states:
             self._read_settled([s for s in drafts if s.is_active])
         while active := [s for s in drafts if s.is_active]:
             logits = self._decode(active)
-            for drafting, row in zip([s for s in active if s.is_active], logits, strict=True):
-                drafting.extend(row)
+            for sequence, row in zip([s for s in active if s.is_active], logits, strict=True):
+                sequence.extend(row)
             if self._keeps_states:
                 self._keep_settled(active)
         self._share_prompts(drafts)
         return [s.finish() for s in drafts]
 
-    def _share_prompts(self, drafts: Sequence[DraftInProgress]) -> None:
+    def _share_prompts(self, drafts: Sequence[CachedSequence]) -> None:
         """Share prompts just decoded with requests that have the same prefix."""
-        whole = [s for s in drafts if s.sequence.prompt and not s.sequence.gap]
-        readers = [s for s in whole if not s.builder.reason]
-        for drafting in readers:
-            drafting.sequence.prompt = ()
-        for drafting in readers:
+        readers = [s for s in drafts if s.prompt and not s.gap and not s.builder.reason]
+        for reader in readers:
+            reader.prompt = ()
+        for reader in readers:
             for seq_id, sequence in self._sequences.items():
                 if sequence.is_open and sequence.prompt:
-                    held = self._held(drafting.request.seq_id, seq_id)
+                    held = self._held(reader.request.seq_id, seq_id)
                     if held > sequence.num_caught_up:  # shared with the next draft
                         sequence.num_caught_up, sequence.is_new = held, True
 
-    def _prepare(self, request: DraftRequest, room: int) -> DraftInProgress:
+    def _prepare(self, request: DraftRequest, room: int) -> CachedSequence:
         """Truncate the cache to the prefix it shares with the history; of the rest, up to `room`
         tokens become pending.
         """
@@ -195,12 +201,12 @@ class DraftModelSpeculator(Speculator):
             sequence.tokenizer.num_draft_tokens(request.max_tokens),
             self.engine.context_size - len(history),
         )
-        builder = sequence.tokenizer.begin(request, limit)
-        drafting = DraftInProgress(request, builder, sequence)
+        sequence.builder = builder = sequence.tokenizer.begin(request, limit)
         sequence.last, sequence.start = None, len(request.tokens)
+        sequence.num_catch_up, sequence.pending = 0, []
         if shared < 0 or not sequence.tokenizer.can_draft:
             builder.reason = "draft model has no text to continue"
-            return drafting
+            return sequence
         if shared < len(sequence.tokens):
             shared = self.engine.rewind(request.seq_id, shared)
             del sequence.tokens[shared:]
@@ -210,95 +216,92 @@ class DraftModelSpeculator(Speculator):
         )
         if limit <= 0:
             builder.reason = "draft context full"
-            return drafting
+            return sequence
         sequence.last = builder
-        drafting.num_catch_up = len(history) - shared
+        sequence.num_catch_up = len(history) - shared
         num_new = len(request.tokens) - sequence.num_history
-        drafting.num_settled = sequence.tokenizer.num_settled(history, num_new)
-        drafting.pending = list(history[shared : drafting.next_end(shared, room)])
+        sequence.num_settled = sequence.tokenizer.num_settled(history, num_new)
+        sequence.pending = list(history[shared : sequence.next_end(shared, room)])
         sequence.num_caught_up = len(request.tokens)
-        return drafting
+        return sequence
 
-    def _catch_up(self, drafting: DraftInProgress, room: int) -> None:
+    def _catch_up(self, sequence: CachedSequence, room: int) -> None:
         """If the pending tokens do not fit into this call, decode a part and draft later."""
-        sequence, num_catch_up = drafting.sequence, drafting.num_catch_up
         known = len(sequence.tokens)
-        del drafting.pending[drafting.next_end(known, max(0, room)) - known :]
-        if num_catch_up <= len(drafting.pending):
+        del sequence.pending[sequence.next_end(known, max(0, room)) - known :]
+        if sequence.num_catch_up <= len(sequence.pending):
             return
-        drafting.builder.reason = "draft model is processing the prompt"
-        if drafting.pending:
-            self._decode([drafting])
-            self.engine.checkpoint(drafting.request.seq_id)
-        num_known, num_left = len(sequence.tokens), num_catch_up - len(drafting.pending)
+        sequence.builder.reason = "draft model is processing the prompt"
+        if sequence.pending:
+            self._decode([sequence])
+            self.engine.checkpoint(sequence.request.seq_id)
+        num_known = len(sequence.tokens)
+        num_left = sequence.num_catch_up - len(sequence.pending)
         num_seen = sequence.num_caught_up - len(sequence.gap)
         sequence.num_caught_up += num_seen * num_known // (num_known + num_left) - num_seen
 
-    def _read_settled(self, active: Sequence[DraftInProgress]) -> None:
+    def _read_settled(self, active: Sequence[CachedSequence]) -> None:
         """Keep the state before the end of a history that may still change, if the last one kept is
         too far back; with long histories also one where another request may branch off.
         """
-        ahead: list[tuple[DraftInProgress, list[int]]] = []
-        for drafting in active:
-            sequence = drafting.sequence
-            settled = drafting.num_settled - _OPEN_END * (drafting.num_catch_up >= _LONG)
-            num_known = drafting.whole(settled) - len(sequence.tokens)
-            if 0 < num_known < len(drafting.pending) and settled - sequence.kept > _AGAIN:
-                ahead.append((drafting, drafting.pending[num_known:]))
-                del drafting.pending[num_known:]
+        ahead: list[tuple[CachedSequence, list[int]]] = []
+        for sequence in active:
+            settled = sequence.num_settled - _OPEN_END * (sequence.num_catch_up >= _LONG)
+            num_known = sequence.whole(settled) - len(sequence.tokens)
+            if 0 < num_known < len(sequence.pending) and settled - sequence.kept > _AGAIN:
+                ahead.append((sequence, sequence.pending[num_known:]))
+                del sequence.pending[num_known:]
         if ahead:
-            self._decode([drafting for drafting, _ in ahead])
-        for drafting, pending in ahead:
-            self._keep(drafting)
-            if drafting.num_catch_up >= _LONG:
-                self.engine.checkpoint(drafting.request.seq_id)
-            drafting.pending = pending
+            self._decode([sequence for sequence, _ in ahead])
+        for sequence, pending in ahead:
+            self._keep(sequence)
+            if sequence.num_catch_up >= _LONG:
+                self.engine.checkpoint(sequence.request.seq_id)
+            sequence.pending = pending
 
-    def _keep_settled(self, active: Sequence[DraftInProgress]) -> None:
+    def _keep_settled(self, active: Sequence[CachedSequence]) -> None:
         """Keep the states of drafts that are at the end of their settled tokens and continue."""
-        for drafting in active:
-            is_there = len(drafting.sequence.tokens) == drafting.num_settled
-            if is_there and drafting.is_active and not self._keep(drafting):
-                drafting.pending = []
+        for sequence in active:
+            is_there = len(sequence.tokens) == sequence.num_settled
+            if is_there and sequence.is_active and not self._keep(sequence):
+                sequence.pending = []
 
-    def _keep(self, drafting: DraftInProgress) -> bool:
+    def _keep(self, sequence: CachedSequence) -> bool:
         """Keep the current state; returns False if there is no memory for it."""
-        sequence = drafting.sequence
-        if not self.engine.keep_for_draft(drafting.request.seq_id):
+        if not self.engine.keep_for_draft(sequence.request.seq_id):
             return False
         sequence.kept, sequence.num_kept = len(sequence.tokens), sequence.num_history
         return True
 
-    def _decode(self, active: Sequence[DraftInProgress]) -> NDArray[np.float32]:
+    def _decode(self, active: Sequence[CachedSequence]) -> NDArray[np.float32]:
         """Decode the pending tokens; returns one row of logits per draft still growing."""
         batch = self._batch
-        for drafting in [s for s in active if s.request.media]:
+        for sequence in [s for s in active if s.request.media]:
             try:
-                self._decode_images(drafting)
+                self._decode_images(sequence)
             except EngineError:  # failed to encode: other drafts continue
-                drafting.builder.reason = "draft model cannot see an image"
-                drafting.pending = []
-                drafting.sequence.count_held()
+                sequence.builder.reason = "draft model cannot see an image"
+                sequence.pending = []
+                sequence.count_held()
         batch.clear()
-        for drafting in active:
-            position, pending = len(drafting.sequence.tokens), drafting.pending
-            num_outputs = 0 if drafting.builder.reason or not pending else 1
-            batch.add(drafting.request.seq_id, position, pending, num_outputs)
+        for sequence in active:
+            position, pending = len(sequence.tokens), sequence.pending
+            num_outputs = 0 if sequence.builder.reason or not pending else 1
+            batch.add(sequence.request.seq_id, position, pending, num_outputs)
         np.maximum(batch.tokens, PLACEHOLDER, out=batch.tokens)  # cells of unseen images
         logits = self.engine.decode(batch) if batch.num_rows else np.empty((0, 0), np.float32)
         self.num_decoded += batch.num_rows
-        for drafting in active:
-            sequence = drafting.sequence
-            sequence.tokens += drafting.pending
-            is_history = len(drafting.request.tokens) == sequence.num_history
-            if is_history and not drafting.builder.tokens:
+        for sequence in active:
+            sequence.tokens += sequence.pending
+            is_history = len(sequence.request.tokens) == sequence.num_history
+            if is_history and not sequence.builder.tokens:
                 sequence.synced = len(sequence.tokens)
         return logits
 
-    def _decode_images(self, drafting: DraftInProgress) -> None:
+    def _decode_images(self, sequence: CachedSequence) -> None:
         """Decode the images among the pending tokens, each separately, and the text before each."""
-        sequence, batch, pending = drafting.sequence, self._batch, drafting.pending
-        for start, chunk in drafting.images():
+        batch, pending = self._batch, sequence.pending
+        for start, chunk in sequence.images():
             at = start - len(sequence.tokens)
             if not 0 <= at < len(pending):
                 continue
@@ -307,7 +310,7 @@ class DraftModelSpeculator(Speculator):
                 batch.clear()
                 batch.media = (chunk, begin - at) if begin >= at else None
                 rows = pending[begin:end] if batch.media else readable(pending[begin:end])
-                batch.add(drafting.request.seq_id, len(sequence.tokens), rows, 0)
+                batch.add(sequence.request.seq_id, len(sequence.tokens), rows, 0)
                 if rows:
                     self.engine.decode(batch)
                 sequence.tokens += pending[begin:end]

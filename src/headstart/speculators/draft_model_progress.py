@@ -1,4 +1,4 @@
-"""The draft model's cache of each sequence, and a growing draft."""
+"""The draft model's cache of each sequence, and its draft in progress."""
 
 from __future__ import annotations
 
@@ -43,6 +43,15 @@ class CachedSequence:
     start: int = 0  # start of the last draft: beyond the history if it continued another's
     last: DraftBuilder | None = None  # the last draft
     is_open: bool = False
+    # the draft in progress
+    builder: DraftBuilder = field(init=False)
+    num_catch_up: int = 0  # tokens of the history that the cache lacks
+    num_settled: int = 0  # tokens of the history that stay, whatever is accepted
+    pending: list[int] = field(default_factory=list)  # to decode next
+
+    @property
+    def request(self) -> DraftRequest:
+        return self.builder.request
 
     def hold(self, tokens: list[int]) -> None:
         """Set the tokens in the cache; drops the kept state."""
@@ -85,6 +94,46 @@ class CachedSequence:
         if stop > start:
             self.gap, self.synced = range(start, stop), min(self.synced, start)
 
+    @property
+    def is_active(self) -> bool:
+        return self.builder.has_room and bool(self.pending)
+
+    def images(self) -> list[tuple[int, LoadedChunk]]:
+        """Images visible to the draft model, and their starts in its cache."""
+        gap = self.gap
+        return [
+            (start - (len(gap) if start >= gap.start else 0), chunk)
+            for start, chunk in self.request.media
+            if start not in gap
+        ]
+
+    def whole(self, length: int) -> int:
+        """`length`, or the end of the image that contains it."""
+        ends = (at + chunk.num_cells for at, chunk in self.images() if at < length)
+        return max([length, *ends])
+
+    def next_end(self, start: int, room: int) -> int:
+        """End of a decode from `start` on: images are decoded whole, and only once they are
+        encoded.
+        """
+        if not self.request.media or not room:
+            return start + room
+        images = self.images()
+        unready = (at for at, one in images if at >= start and not one.prepare(None))
+        return min([self.whole(start + room), *unready])
+
+    def extend(self, logits: NDArray[np.float32]) -> None:
+        """Pick the next token from the row after the last one, or end the draft."""
+        token = self.builder.extend(logits)
+        self.pending = [] if token is None else [token]
+
+    def finish(self) -> Draft:
+        """The finished draft."""
+        draft = self.builder.to_draft("draft model is unsure")
+        # all but the last draft token are in the cache if accepted
+        self.num_caught_up += max(0, len(draft.tokens) - 1)
+        return draft
+
     def accept(self, emitted: Sequence[int], num_accepted: int, *, takes_back: bool) -> None:
         """The text grew by these tokens; those in the cache need not be decoded again.
 
@@ -113,55 +162,3 @@ def closed_half(sequences: Mapping[int, CachedSequence], busy: Collection[int]) 
     ]
     closed.sort(key=lambda seq_id: sequences[seq_id].last_used)
     return closed[: (len(closed) + 1) // 2]
-
-
-@dataclass(slots=True)
-class DraftInProgress:
-    """The draft of one request."""
-
-    request: DraftRequest
-    builder: DraftBuilder
-    sequence: CachedSequence
-    num_catch_up: int = 0  # tokens of the history that the cache lacks
-    num_settled: int = 0  # tokens of the history that stay, whatever is accepted
-    pending: list[int] = field(default_factory=list)  # to decode next
-
-    @property
-    def is_active(self) -> bool:
-        return self.builder.has_room and bool(self.pending)
-
-    def images(self) -> list[tuple[int, LoadedChunk]]:
-        """Images visible to the draft model, and their starts in its cache."""
-        gap = self.sequence.gap
-        return [
-            (start - (len(gap) if start >= gap.start else 0), chunk)
-            for start, chunk in self.request.media
-            if start not in gap
-        ]
-
-    def whole(self, length: int) -> int:
-        """`length`, or the end of the image that contains it."""
-        ends = (at + chunk.num_cells for at, chunk in self.images() if at < length)
-        return max([length, *ends])
-
-    def next_end(self, start: int, room: int) -> int:
-        """End of a decode from `start` on: images are decoded whole, and only once they are
-        encoded.
-        """
-        if not self.request.media or not room:
-            return start + room
-        images = self.images()
-        unready = (at for at, one in images if at >= start and not one.prepare(None))
-        return min([self.whole(start + room), *unready])
-
-    def extend(self, logits: NDArray[np.float32]) -> None:
-        """Pick the next token from the row after the last one, or end the draft."""
-        token = self.builder.extend(logits, self.request.min_confidence)
-        self.pending = [] if token is None else [token]
-
-    def finish(self) -> Draft:
-        """The finished draft."""
-        draft = self.builder.to_draft("draft model is unsure")
-        # all but the last draft token are in the cache if accepted
-        self.sequence.num_caught_up += max(0, len(draft.tokens) - 1)
-        return draft

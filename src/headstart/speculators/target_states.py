@@ -36,6 +36,7 @@ class TargetStates:
         self.last_used = 0  # number of the draft call
         self.num_missing = 0  # rows decoded without the preceding state
         self.checkpoints: dict[int, States] = {}  # by length: the state of the last token
+        self.guessed: list[States] = []  # the drafter's estimates, of the tokens of its draft
         self._width = width
         self._rows = np.empty((0, width), np.float32)
         self._start = 0  # index of the first row in use

@@ -196,8 +196,8 @@ def test_a_draft_model_of_greedy_requests_picks_the_best_legal_token() -> None:
         builder = DraftBuilder(request, 9, Preference("argmax"))
         logits = np.zeros(TOKENS.size, np.float32)
         logits[[ord("x"), ord("t"), ord("n")]] = 3.0, 2.0, 1.0
-        assert builder.extend(logits, 0.0) == ord("t")
-        assert builder.extend(logits, 0.0) == ord("o")
+        assert builder.extend(logits) == ord("t")
+        assert builder.extend(logits) == ord("o")
         assert builder.finish()[1][1] == 1.0
     mask = legality.legal_instead(ord("o"))  # whoever kept it changes nothing
     assert mask is not None

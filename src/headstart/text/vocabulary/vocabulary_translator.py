@@ -10,11 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.text.vocabulary.comparison import Map, compare, pair_controls
-from headstart.text.vocabulary.draft_tokenizer import Preference
 from headstart.text.vocabulary.replacements import Pair, Replacements
 from headstart.text.vocabulary.retokenizer import LOOKBEHIND
 from headstart.text.vocabulary.table import Encoder, VocabTable, num_incomplete
-from headstart.text.vocabulary.translated_sequence import TranslatedSequence
 from headstart.types import Vocab
 
 
@@ -75,10 +73,6 @@ class VocabularyTranslator:
         if not pairs or self.mode != "text":
             return described
         return f"{described}; {pairs} marker{'s' * (pairs > 1)} replaced"
-
-    def open(self, preference: Preference | None = None) -> TranslatedSequence:
-        """Begin a sequence; the vocabularies must not be identical."""
-        return TranslatedSequence(self, preference or Preference("auto"))
 
     def map_logits(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """A row of draft logits by target ids, -inf if a token has no partner."""

@@ -17,6 +17,8 @@ from tests.fetch_vocabs import NAMES, folder_of_vocabularies, has_all, vocabular
 
 import headstart
 from headstart.engine.model import Model
+from headstart.text.vocabulary.draft_tokenizer import Preference
+from headstart.text.vocabulary.translated_sequence import TranslatedSequence
 from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 from headstart.types import Vocab
 
@@ -46,6 +48,11 @@ def vocab(name: str) -> Vocab:
 @cache
 def translator(target: str, draft: str) -> VocabularyTranslator:
     return VocabularyTranslator(vocab(target), vocab(draft))
+
+
+def sequence(translator: VocabularyTranslator, sampling: str = "auto") -> TranslatedSequence:
+    """A text that begins."""
+    return TranslatedSequence(translator, Preference(sampling))
 
 
 _CODE = Path(__file__).with_name("test_vocabulary_translator.py").read_text()

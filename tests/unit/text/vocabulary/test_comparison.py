@@ -74,7 +74,7 @@ def test_maps_join_equal_bytes_only() -> None:
 
 def test_mostly_shared_vocabularies_are_mapped_and_the_rest_is_spelled() -> None:
     translator = VocabularyTranslator(ByteVocab(), ShiftedVocab())
-    sequence = translator.open()
+    sequence = real.sequence(translator)
     sequence.extend([*b"ab\tc", 256])
     assert translator.mode == "shared"
     # no token for the tab at all

@@ -12,7 +12,8 @@ import pytest
 from numpy.typing import NDArray
 from tests.unit.text.vocabulary import real
 
-from headstart.text.vocabulary.draft_tokenizer import Preference, best_of, spread
+from headstart.text.vocabulary.draft_tokenizer import Preference, best_of
+from headstart.text.vocabulary.translated_sequence import spread
 from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 from headstart.types import Choose, DraftRequest, TokenChoice
 
@@ -30,7 +31,7 @@ class Speaker:
     def __init__(
         self, translator: VocabularyTranslator, history: Sequence[int], max_tokens: int = 8
     ) -> None:
-        tokenizer = translator.open(Preference("auto"))
+        tokenizer = real.sequence(translator)
         tokenizer.to_draft_tokens(history, 0)
         self.translator, self.history = translator, history
         self.builder: Any = tokenizer.begin(DraftRequest(0, history, max_tokens), 16)
@@ -39,7 +40,7 @@ class Speaker:
         logits = np.zeros(self.translator.draft.size, np.float32)
         for rank, token in enumerate(ranked):
             logits[token] = 20.0 - rank
-        return self.builder.extend(logits, 0.0)
+        return self.builder.extend(logits)
 
     def write(self, text: bytes) -> list[bytes]:
         """Say a text; the target tokens of the draft."""
@@ -99,26 +100,26 @@ def test_noise_is_that_of_the_position_in_the_targets_text(demo: VocabularyTrans
     calls: list[int] = []
     pick = demo.target.ids[b" x"]
     history = tokens_of(demo, b"the")
-    tokenizer = demo.open(Preference("coupled"))
+    tokenizer = real.sequence(demo, "coupled")
     tokenizer.to_draft_tokens(history, 0)
     builder: Any = tokenizer.begin(DraftRequest(0, history, 8, choose=_choosing(calls, pick)), 8)
     builder.tokens += ours
     builder.confidence += [1.0] * len(ours)
     logits = np.zeros(demo.draft.size, np.float32)
     logits[demo.draft.ids[b" y"]] = 9.0
-    assert builder.extend(logits, 0.0) == demo.draft.ids[b" x"]
+    assert builder.extend(logits) == demo.draft.ids[b" x"]
     assert calls == [len(history) + len(theirs)]
 
 
 def test_argmax_by_order_never_asks_for_noise(demo: VocabularyTranslator) -> None:
     calls: list[int] = []
-    tokenizer = demo.open(Preference("argmax"))
+    tokenizer = real.sequence(demo, "argmax")
     history = tokens_of(demo, b"x =")
     tokenizer.to_draft_tokens(history, 0)
     builder: Any = tokenizer.begin(DraftRequest(0, history, 8, choose=_choosing(calls, 0)), 8)
     logits = np.zeros(demo.draft.size, np.float32)
     logits[demo.draft.ids[b" y"]] = 9.0
-    assert builder.extend(logits, 0.0) == demo.draft.ids[b" y"]
+    assert builder.extend(logits) == demo.draft.ids[b" y"]
     assert calls == []
 
 
@@ -171,7 +172,7 @@ def test_listening_again_after_any_change_gives_the_whole_history_and_says_what_
     text = tokens_of(
         demo, b"def provider(self, names):\n    return [name.strip() for name in names]\n" * 3
     )
-    tokenizer = demo.open(Preference("auto"))
+    tokenizer = real.sequence(demo)
     tokens: list[int] = []
     before: list[int] = []
     for _ in range(60):
@@ -179,7 +180,7 @@ def test_listening_again_after_any_change_gives_the_whole_history_and_says_what_
         start = int(random.integers(0, len(text)))
         tokens = [*tokens[:known], *text[start : start + int(random.integers(1, 9))]]
         history = list(tokenizer.to_draft_tokens(tokens, known))
-        fresh = demo.open(Preference("auto"))
+        fresh = real.sequence(demo)
         assert history == list(fresh.to_draft_tokens(tokens, 0))
         assert history[: tokenizer.num_stable] == before[: tokenizer.num_stable]
         before = history

@@ -69,7 +69,7 @@ def test_history_in_random_pieces_keeps_every_byte_and_is_what_the_draft_tokeniz
     for _ in range(8):
         text = random_text(rng)
         tokens = list(translator.target_encoder.encode(text))
-        sequence, done = translator.open(), b""
+        sequence, done = real.sequence(translator), b""
         before = list(sequence.draft_history)
         for piece in in_pieces(tokens, rng):
             sequence.num_stable = len(before)
@@ -92,7 +92,7 @@ def test_draft_to_target_loses_nothing_and_continues_the_targets_own_tokens(tran
         text = random_text(rng)
         tokens = list(translator.target_encoder.encode(text))
         cut = rng.randrange(len(tokens) + 1)
-        sequence = translator.open()
+        sequence = real.sequence(translator)
         sequence.extend(tokens[:cut])
         done = translator.target.join(tokens[:cut])
         rest = text[len(done) :][: rng.randrange(1, 40)]
@@ -114,14 +114,14 @@ def test_truncated_history_equals_a_fresh_one(translator: VocabularyTranslator) 
     rng = random.Random(3)
     for _ in range(6):
         tokens = list(translator.target_encoder.encode(random_text(rng)))
-        sequence = translator.open()
+        sequence = real.sequence(translator)
         for piece in in_pieces(tokens, rng):
             sequence.extend(piece)
         before = list(sequence.draft_history)
         length = rng.randrange(len(tokens) + 1)
         sequence.num_stable = len(before)
         sequence.truncate(length)
-        fresh = translator.open()
+        fresh = real.sequence(translator)
         fresh.extend(tokens[:length])
         assert sequence.target_tokens == tokens[:length]
         assert sequence.draft_history == fresh.draft_history
@@ -134,7 +134,7 @@ def test_long_prompt_is_the_same_at_once_and_token_by_token(demo: VocabularyTran
     text = b" ".join(random_text(rng) for _ in range(60))
     tokens = list(demo.target_encoder.encode(text))
     assert len(tokens) > 2048
-    at_once, stepwise = demo.open(), demo.open()
+    at_once, stepwise = real.sequence(demo), real.sequence(demo)
     at_once.extend(tokens)
     for token in tokens:
         stepwise.extend([token])
@@ -143,7 +143,7 @@ def test_long_prompt_is_the_same_at_once_and_token_by_token(demo: VocabularyTran
 
 def test_only_the_end_of_a_long_history_changes(demo: VocabularyTranslator) -> None:
     tokens = list(demo.target_encoder.encode(b"the quick brown fox jumps over it. " * 200))
-    sequence = demo.open()
+    sequence = real.sequence(demo)
     sequence.extend(tokens[:-20])
     for token in tokens[-20:]:
         sequence.num_stable = num_before = len(sequence.draft_history)
@@ -152,7 +152,7 @@ def test_only_the_end_of_a_long_history_changes(demo: VocabularyTranslator) -> N
 
 
 def test_character_in_parts_waits_until_it_is_complete(demo: VocabularyTranslator) -> None:
-    sequence = demo.open()
+    sequence = real.sequence(demo)
     encoded = "x 😀".encode()
     one_byte_tokens = [demo.target.ids[bytes([byte])] for byte in encoded]
     sequence.extend(one_byte_tokens[:-1])
@@ -165,7 +165,7 @@ def test_character_in_parts_waits_until_it_is_complete(demo: VocabularyTranslato
 
 
 def test_spelled_markers_stay_text_and_markers_stay_markers(demo: VocabularyTranslator) -> None:
-    sequence = demo.open()
+    sequence = real.sequence(demo)
     sequence.extend(list(demo.target_encoder.encode(b"<|im_end|>")))
     assert not set(sequence.draft_history) & set(demo.draft.controls)
     marker = next(token for token, text in demo.target.controls.items() if text == b"<|im_end|>")
@@ -176,14 +176,14 @@ def test_spelled_markers_stay_text_and_markers_stay_markers(demo: VocabularyTran
 
 
 def test_draft_that_contradicts_pending_bytes_is_empty(demo: VocabularyTranslator) -> None:
-    sequence = demo.open()
+    sequence = real.sequence(demo)
     sequence.extend([demo.target.ids[bytes([byte])] for byte in b" specula"])
     assert sequence.pending
     assert sequence.translate(list(demo.draft_encoder.encode(b"# a longer text"))) == []
 
 
 def test_boundary_is_healed_only_where_the_vocabularies_end_differently(demo: VocabularyTranslator):
-    sequence = demo.open()
+    sequence = real.sequence(demo)
     sequence.extend(list(demo.target_encoder.encode(b"x = (")))
     assert (sequence.pending, sequence.healed) == (b"", None)
     sequence.truncate(0)
@@ -193,7 +193,7 @@ def test_boundary_is_healed_only_where_the_vocabularies_end_differently(demo: Vo
 
 
 def test_target_continues_inside_a_word_from_the_tokens_it_has(demo: VocabularyTranslator) -> None:
-    sequence = demo.open()
+    sequence = real.sequence(demo)
     sequence.extend([demo.target.ids[bytes([byte])] for byte in b" retur"])
     translated = sequence.translate(list(demo.draft_encoder.encode(sequence.pending + b"n x, y")))
     assert demo.target.join(translated) == b"n x, y"
@@ -207,7 +207,7 @@ def test_replaced_markers_reach_the_draft_and_a_started_marker_waits() -> None:
     )
     target = real.vocab("demo-target")
     translator = VocabularyTranslator(target, real.vocab("demo-draft-other"), pairs)
-    sequence = translator.open()
+    sequence = real.sequence(translator)
     tokens = target.tokenize(
         "<|im_start|>user\nhi<|im_start|>assistant\nyes", add_special=False, parse_special=True
     )
@@ -227,7 +227,7 @@ def test_spelled_replacement_source_stays_text() -> None:
     target = real.vocab("demo-target")
     options = (("<|im_start|>user\n", "<|fim_prefix|>"),)
     translator = VocabularyTranslator(target, real.vocab("demo-draft-other"), options)
-    sequence = translator.open()
+    sequence = real.sequence(translator)
     text = b"<|im_start|>user\nhi"
     sequence.extend(target.tokenize(text, add_special=False, parse_special=False))
     assert translator.draft.join(sequence.draft_history) + sequence.pending == text
@@ -238,7 +238,7 @@ def test_chat_of_one_family_becomes_the_chat_of_another() -> None:
     pairs = tuple(find_replacements("<|im_start|>", "<|start_header_id|>"))
     target = real.vocab("qwen2")
     translator = VocabularyTranslator(target, real.vocab("llama-bpe"), pairs)
-    sequence = translator.open()
+    sequence = real.sequence(translator)
     chat = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello"
     sequence.extend(target.tokenize(chat, add_special=False, parse_special=True))
     history = b"".join(map(translator.draft.spelling, sequence.draft_history)) + sequence.pending
