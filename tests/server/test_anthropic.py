@@ -17,7 +17,6 @@ from tests.unit.text.toolcalls.test_constraint import HERMES, TEMPLATES, accepts
 
 from headstart.server.anthropic import MessagesBody, chat_body
 from headstart.text.chat_template import ChatTemplate
-from headstart.text.toolcalls.constraint import required_calls
 from headstart.types.errors import HeadstartError
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -125,7 +124,7 @@ def test_a_tool_of_the_api_is_offered_by_its_name_and_takes_any_arguments() -> N
     (tool,) = chat_body(MessagesBody(messages=MESSAGES, tools=[web])).tools or []
     assert tool["function"]["name"] == "web_search"
     call = '<tool_call>\n{"name": "web_search", "arguments": {"query": "x"}}\n</tool_call>'
-    assert accepts(required_calls(HERMES, rules([tool])), call)
+    assert accepts(rules([tool]).required(HERMES), call)
     template = ChatTemplate(TEMPLATES["ByteDance-Seed-OSS"])  # which reads the properties
     assert "web_search" in template.render(MESSAGES, tools=[tool], add_generation_prompt=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,13 @@ TOOLS: list[dict[str, Any]] = [
         },
     },
 ]
+
+
+def by_name(tools: Sequence[Mapping[str, Any]] = TOOLS) -> dict[str, Mapping[str, Any]]:
+    """The functions of these tools, as a parser takes them."""
+    return {tool["function"]["name"]: tool["function"] for tool in tools}
+
+
 HELLO = _turn("user", "Hello, wörld <b>")
 ANSWER = _turn("assistant", "Hi there!")
 SYSTEM = _turn("system", "You are kind.")

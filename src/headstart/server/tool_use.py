@@ -12,12 +12,7 @@ from headstart.server.errors import shorten, wrong_value
 from headstart.server.schemas import ChatBody
 from headstart.server.service import ServedModel
 from headstart.text.toolcalls.answer_format import AnswerFormat
-from headstart.text.toolcalls.constraint import (
-    CallRules,
-    before_rules,
-    calls_at_a_trigger,
-    required_calls,
-)
+from headstart.text.toolcalls.constraint import CallRules
 from headstart.text.toolcalls.formats import JsonCall, MarkedCalls
 from headstart.text.toolcalls.reader import AnswerReader, Tools
 from headstart.types import Vocab
@@ -28,7 +23,8 @@ from headstart.types.errors import RequestError
 def prepare_reading(body: ChatBody, model: ServedModel, choices: Sequence[Choice]) -> None:
     """Give each choice its parser, and its request the constraint of the tools."""
     chat = choices[0].prompt
-    tools = Tools(body.tools or ())  # checked when they were rendered
+    # the tools were checked when they were rendered
+    tools = {tool["function"]["name"]: tool["function"] for tool in body.tools or ()}
     mode, names = _tool_choice(body, tools)
     answer_format, constraint = model.answer_format, choices[0].request.constraint
     if mode == "required" and answer_format.calls is None and not constraint:
@@ -36,7 +32,7 @@ def prepare_reading(body: ChatBody, model: ServedModel, choices: Sequence[Choice
         calls = MarkedCalls("json", JsonCall(), is_parallel=False)
         answer_format = AnswerFormat(thinking=answer_format.thinking, calls=calls)
     splits_thoughts = (body.reasoning_format or model.config.chat.reasoning_format) != "none"
-    read = tools if mode != "none" and body.parse_tool_calls else Tools()
+    read = tools if mode != "none" and body.parse_tool_calls else {}
     marks = thought_marks(answer_format, chat, model.vocab)
     rules = CallRules(tools, names, _is_parallel(body, model), _token_finder(model.vocab))
     if constraint:  # as in llama-server, it applies even where calls are required
@@ -92,9 +88,9 @@ def _of_the_tools(
     if calls is None:
         return None
     if mode == "required":
-        before = before_rules(answer_format.after_thoughts, "", rules.token_of) if marks else ""
-        return dataclasses.replace(required_calls(calls, rules), thoughts=marks, before=before)
-    constraint = calls_at_a_trigger(calls, rules)
+        before = rules.before(answer_format.after_thoughts, "") if marks else ""
+        return dataclasses.replace(rules.required(calls), thoughts=marks, before=before)
+    constraint = rules.at_trigger(calls)
     if constraint is None or answer_format.calls_end_thoughts:
         return constraint
     return dataclasses.replace(constraint, thoughts=marks)
@@ -115,7 +111,7 @@ def _of_the_body(
         return constraint
     after = answer_format.after_thoughts
     header = answer_format.thinking.answer.removeprefix(after)
-    before = before_rules(after, header, rules.token_of)
+    before = rules.before(after, header)
     return dataclasses.replace(constraint, thoughts=marks, before=before)
 
 

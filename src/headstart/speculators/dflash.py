@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from headstart.speculators.base import register
 from headstart.speculators.base_states import StateSpeculator
-from headstart.text.vocabulary.draft_tokenizer import DraftBuilder
+from headstart.speculators.target_states import TargetStates
 from headstart.types import Batch
 from headstart.types.state_batch import Blocks, DraftContext
 
@@ -34,40 +34,37 @@ class DflashSpeculator(StateSpeculator):
         self.blocks: Blocks = context.blocks
         self._block = Batch(context.max_batch_tokens)
 
-    def _draft(self, drafts: Sequence[DraftBuilder]) -> None:
-        active = [draft for draft in drafts if draft.has_room]
-        if not active:
+    def _draft(self, drafts: Sequence[TargetStates]) -> None:
+        drafts = [states for states in drafts if states.builder.has_room]
+        if not drafts:
             return
-        self._read(active)
+        self._read(drafts)
         first = int(not self.blocks.has_anchor)  # the row that drafts the first token
-        size = first + max(draft.limit for draft in active)
-        logits = self._decode(active, size)
+        size = first + max(states.builder.limit for states in drafts)
+        logits = self._decode(drafts, size)
         scores = self.context.outputs()[:, 0].tolist() if self.blocks.has_confidence else None
-        for index, draft in enumerate(active):
+        for index, states in enumerate(drafts):
             for row in range(index * size + first, (index + 1) * size):
-                draft.extend(logits[row], scores[row] if scores else None)
-                if not draft.has_room:
+                states.builder.extend(logits[row], scores[row] if scores else None)
+                if not states.builder.has_room:
                     break
 
-    def _read(self, drafts: Sequence[DraftBuilder]) -> None:
+    def _read(self, drafts: Sequence[TargetStates]) -> None:
         """Decode the states of verified tokens, including the last one, which the block follows."""
-        parts = []
-        for draft in drafts:
-            states = self.sequences[draft.seq_id]
-            states.count_missing(start := states.read[0])
-            parts.append((draft.seq_id, start, states.before(start, states.length + 1)))
+        for states in drafts:
+            states.count_missing(states.read[0])
+        parts = [(one, one.before(one.read[0], one.length + 1)) for one in drafts]
         self.decode_rows(parts, 0)
-        for draft in drafts:
-            self.sequences[draft.seq_id].expect(draft.request.tokens[-1], 0)
+        for states in drafts:
+            states.expect_newest(0)
 
-    def _decode(self, drafts: Sequence[DraftBuilder], size: int) -> NDArray[np.float32]:
+    def _decode(self, drafts: Sequence[TargetStates], size: int) -> NDArray[np.float32]:
         """Logits of blocks of `size` rows; those of one sequence are adjacent."""
         self._block.clear()
         masks = [self.blocks.mask_id] * (size - 1)
-        for draft in drafts:
-            states = self.sequences[draft.seq_id]
+        for states in drafts:
             start = states.length + 1
-            self._block.add(draft.seq_id, start, [draft.request.tokens[-1], *masks], size)
+            self._block.add(states.ids[0], start, [states.newest, *masks], size)
             states.held[0] = start + size
         return self.decode(self._block)
 

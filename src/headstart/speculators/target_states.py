@@ -1,5 +1,5 @@
-"""A drafter's view of one sequence of the target: its tokens, and the hidden states that are not
-yet in the drafter's own caches.
+"""A drafter's view of one sequence of the target: its tokens, the hidden states that are not yet in
+the drafter's own caches, these caches, and the draft in progress.
 
 Row p of such a cache is computed from token p and the state of token p - 1. So to continue from a
 length, the state of the last token before it is needed. If that is gone (it was used, then the text
@@ -10,11 +10,14 @@ remains valid.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headstart.structures.prefix import common_prefix_length
+from headstart.text.vocabulary.draft_tokenizer import DraftBuilder
+from headstart.types.state_batch import DraftContext
 
 States = NDArray[np.float32]
 
@@ -29,15 +32,22 @@ class TargetStates:
     states                   of the last tokens before `length`: all unread ones, and one more
     """
 
-    def __init__(self, num_caches: int, width: int) -> None:
+    builder: DraftBuilder  # the draft in progress
+
+    def __init__(self, context: DraftContext, width: int, seq_id: int) -> None:
         self.tokens: list[int] = []
         self.length = self.first = 0
-        self.read, self.held = [0] * num_caches, [0] * num_caches
+        num_heads = context.num_heads
+        self.read, self.held = [0] * num_heads, [0] * num_heads
+        # the drafter's sequences, one per head; those that have caches of their own
+        self.ids = range(seq_id * num_heads, (seq_id + 1) * num_heads)
+        self._caches = self.ids[: 0 if context.shares_target else num_heads]
         self.last_used = 0  # number of the draft call
         self.num_missing = 0  # rows decoded without the preceding state
         self.checkpoints: dict[int, States] = {}  # by length: the state of the last token
         self.guessed: list[States] = []  # the drafter's estimates, of the tokens of its draft
-        self._width = width
+        self.last: DraftBuilder | None = None  # the last draft, until its tokens are verified
+        self._context, self._width = context, width
         self._rows = np.empty((0, width), np.float32)
         self._start = 0  # index of the first row in use
         self._count = 0  # rows in use: states of the last tokens before `length`
@@ -47,9 +57,14 @@ class TargetStates:
         """Number of states kept."""
         return self._count
 
-    def num_unread(self, cache: int) -> int:
-        """Verified rows that a cache lacks; below 0 if it has the next token's, too."""
-        return self.length - self.read[cache]
+    @property
+    def newest(self) -> int:
+        """The last token of the text, which the target decodes next."""
+        return self.builder.request.tokens[-1]
+
+    def num_unread(self) -> int:
+        """Verified rows that the first cache lacks; below 0 if it has the next token's, too."""
+        return self.length - self.read[0]
 
     def observe(self, position: int, tokens: Sequence[int], states: States) -> bool:
         """The target decoded these tokens.
@@ -93,9 +108,9 @@ class TargetStates:
         del self.tokens[length:]
         self.read = [min(read, length) for read in self.read]
 
-    def copy(self, length: int) -> TargetStates:
+    def copy(self, length: int, seq_id: int) -> TargetStates:
         """The states of a sequence that shares the first `length` tokens, perhaps one more."""
-        other = TargetStates(len(self.read), self._width)
+        other = TargetStates(self._context, self._width, seq_id)
         other.tokens = self.tokens[: length + 1]
         other.first = self.first
         other.read = [min(read, len(other.tokens)) for read in self.read]
@@ -105,6 +120,15 @@ class TargetStates:
         other.truncate(length)
         other.held = list(other.read)
         return other
+
+    def copy_caches(self, source: TargetStates) -> bool:
+        """Share what this copy's caches hold; returns False if there is no room."""
+        for head, own in enumerate(self._caches):
+            if self.read[head] <= self.first:
+                self._context.clear(own)
+            elif not self._context.copy_prefix(source.ids[head], own, self.read[head]):
+                return False
+        return True
 
     def checkpoint(self) -> None:
         """Keep the state needed to roll back to the current length."""
@@ -123,16 +147,35 @@ class TargetStates:
         del self.tokens[self.length :]
         self.read = [min(read, self.length) for read in self.read]
 
+    def cut(self) -> None:
+        """Drop rows of drafts, and of texts that continued differently, from the caches."""
+        for head, own in enumerate(self._caches):
+            read = self.read[head]
+            if self.held[head] > read:
+                if read > self.first:
+                    self._context.truncate(own, read)
+                else:
+                    self._context.clear(own)
+            self.held[head] = read
+
+    def clear_caches(self) -> None:
+        """Free the drafter's cells."""
+        for own in self._caches:
+            self._context.clear(own)
+
     def forget_caches(self) -> None:
-        """Reset the caches; they can start after the first token whose state is kept."""
+        """Empty the caches; they can start after the first token whose state is kept."""
+        if not self._caches:
+            return
         self.settle()
         self.first = 0 if self._count == self.length else self.length - self._count + 1
         self.read = [self.first] * len(self.read)
         self.held = list(self.read)
+        self.clear_caches()
 
-    def expect(self, token: int, cache: int) -> None:
+    def expect_newest(self, cache: int) -> None:
         """Record that this cache has a row of the token that the target decodes next."""
-        self.tokens[self.length :] = [token]
+        self.tokens[self.length :] = [self.newest]
         self.read[cache] = self.length + 1
 
     def before(self, start: int, end: int) -> States:
@@ -160,35 +203,47 @@ class TargetStates:
             self._rows, self._start, self._count = live[:0], 0, 0
             self._append(live)
 
-    def to_bytes(self) -> bytes:
-        """Tokens, states and cache positions; for `from_bytes`."""
-        read = [min(read, self.length) for read in self.read]
+    def save(self) -> bytes | None:
+        """Sizes of the parts that follow: the states, and each cache; None if nothing is known."""
+        if not self.length:
+            return None
+        self.settle()
+        self.cut()
         lengths = sorted(self.checkpoints)
-        numbers = [self.length, self.first, self._count, len(lengths), *read, *lengths]
+        numbers = [self.length, self.first, self._count, len(lengths), *self.read, *lengths]
         rows = [self._live, *(self.checkpoints[n][None] for n in lengths)]
-        return b"".join(
-            (
-                np.array(numbers, np.int64).tobytes(),
-                np.array(self.tokens[: self.length], np.int32).tobytes(),
-                np.concatenate(rows).tobytes(),
-            )
-        )
+        parts = [
+            np.array(numbers, np.int64).tobytes()
+            + np.array(self.tokens, np.int32).tobytes()
+            + np.concatenate(rows).tobytes()
+        ]
+        for head, own in enumerate(self._caches):
+            is_empty = self.read[head] <= self.first
+            parts.append(b"" if is_empty else bytes(self._context.save_sequence(own)))
+        sizes = np.array([len(part) for part in parts], np.int64)
+        return b"".join((sizes.tobytes(), *parts))
 
-    @classmethod
-    def from_bytes(cls, data: memoryview, num_caches: int, width: int) -> TargetStates:
-        """Inverse of `to_bytes`, for the same number of caches and width."""
-        made = cls(num_caches, width)
-        head = np.frombuffer(data, np.int64, 4 + num_caches)
-        made.length, made.first, count, num_checkpoints, *made.read = head.tolist()
+    def restore(self, data: memoryview) -> bool:
+        """Inverse of `save`, for a new sequence; returns False if there is no room."""
+        sizes = np.frombuffer(data, np.int64, 1 + len(self._caches))
+        ends = (8 * len(sizes) + np.cumsum([0, *sizes])).tolist()
+        part, *caches = [data[start:end] for start, end in pairwise(ends)]
+        head = np.frombuffer(part, np.int64, 4 + len(self.read))
+        self.length, self.first, count, num_checkpoints, *self.read = head.tolist()
         at = 8 * len(head)
-        lengths = np.frombuffer(data, np.int64, num_checkpoints, at).tolist()
+        lengths = np.frombuffer(part, np.int64, num_checkpoints, at).tolist()
         at += 8 * num_checkpoints
-        made.tokens = np.frombuffer(data, np.int32, made.length, at).tolist()
-        rows = np.frombuffer(data, np.float32, -1, at + 4 * made.length).reshape(-1, width)
-        made.held = list(made.read)
-        made._append(rows[:count])
-        made.checkpoints = dict(zip(lengths, rows[count:].copy(), strict=True))
-        return made
+        self.tokens = np.frombuffer(part, np.int32, self.length, at).tolist()
+        rows = np.frombuffer(part, np.float32, -1, at + 4 * self.length).reshape(-1, self._width)
+        self.held = list(self.read)
+        self._append(rows[:count])
+        self.checkpoints = dict(zip(lengths, rows[count:].copy(), strict=True))
+        for own, state in zip(self._caches, caches, strict=True):
+            if not len(state):
+                self._context.clear(own)
+            elif not self._context.restore_sequence(own, state):
+                return False
+        return True
 
     @property
     def _live(self) -> States:

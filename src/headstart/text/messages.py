@@ -98,12 +98,13 @@ def _adapt_content(message: dict[str, Any], capabilities: Capabilities) -> None:
     takes_text = capabilities.supports_string_content
     takes_parts = capabilities.supports_typed_content
     content = message["content"]
-    if isinstance(content, list) and any(part["type"] != "text" for part in content):
-        content = message["content"] = content_text(content)
+    if isinstance(content, list) and (
+        not takes_parts or any(part["type"] != "text" for part in content)
+    ):
+        content = content_text(content)
     if takes_parts and not takes_text and isinstance(content, str):
-        message["content"] = [{"type": "text", "text": content}]
-    elif isinstance(content, list) and not takes_parts:
-        message["content"] = content_text(content)
+        content = [{"type": "text", "text": content}]
+    message["content"] = content
 
 
 def _parse_arguments(message: dict[str, Any]) -> None:

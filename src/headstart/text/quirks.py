@@ -263,31 +263,27 @@ QUIRKS = (
 def find_quirks(source: str) -> Quirks:
     """Merge all rows that match a template; for each field the first row that sets it wins."""
     found: dict[str, Any] = {}
-    none = Quirks()
     for row in QUIRKS:
         if all(word in source for word in row.words) and not (row.absent and row.absent in source):
-            said = {one.name: getattr(row, one.name) for one in fields(row)}
-            known = {name: value for name, value in said.items() if value != getattr(none, name)}
-            found = known | found
+            values = {one: getattr(row, one.name) for one in fields(row)}
+            found = {one.name: said for one, said in values.items() if said != one.default} | found
     return Quirks(**found)
 
 
-_PATCHES = (
-    (
-        '{%- if "<|channel|>analysis<|message|>" in message.content or '
-        '"<|channel|>final<|message|>" in message.content %}'
-    ),
-    (
-        "{%- if (message['content'] is none or message['content'] == '' or "
-        "message['content']|length == 0) and (message['tool_calls'] is not defined or "
-        "message['tool_calls'] is none or message['tool_calls']|length == 0) %}"
-    ),
-)
-"""Conditions under which two templates (gpt-oss, Mistral) refuse messages that they can render."""
-
-
 def patch_source(source: str) -> str:
-    """The template without conditions that reject messages it can render."""
-    for condition in _PATCHES:
+    """The template without conditions under which two (gpt-oss, Mistral) refuse messages that they
+    can render.
+    """
+    for condition in (
+        (
+            '{%- if "<|channel|>analysis<|message|>" in message.content or '
+            '"<|channel|>final<|message|>" in message.content %}'
+        ),
+        (
+            "{%- if (message['content'] is none or message['content'] == '' or "
+            "message['content']|length == 0) and (message['tool_calls'] is not defined or "
+            "message['tool_calls'] is none or message['tool_calls']|length == 0) %}"
+        ),
+    ):
         source = source.replace(condition, "{%- if false %}")
     return source

@@ -12,6 +12,12 @@ TYPES = {
 }  # fmt: skip
 
 
+def parameters_of(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The JSON schema of a function's arguments."""
+    schema = function.get("parameters")
+    return schema if isinstance(schema, Mapping) else {}
+
+
 def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
     """The JSON types that a schema names, also in what it refers to or combines; "number" includes
     integers. Empty: it names none, so any value may come.

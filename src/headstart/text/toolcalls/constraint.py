@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from headstart.text.toolcalls.argument_types import types_of
+from headstart.text.toolcalls.argument_types import parameters_of, types_of
 from headstart.text.toolcalls.formats import JsonCall, MarkedCalls, NamedCall, TaggedArguments
 from headstart.text.toolcalls.json_text import dump
 from headstart.text.toolcalls.reader import Tools
@@ -21,37 +21,6 @@ TokenOf = Callable[[str], int | None]
 """The id of the special token with this spelling, if there is one."""
 
 
-def required_calls(calls: MarkedCalls, rules: CallRules) -> Constraint:
-    """The whole answer must be calls."""
-    text = rules.section(calls, with_trigger=True)
-    return Constraint(kind=ConstraintKind.LARK, text=text)
-
-
-def calls_at_a_trigger(calls: MarkedCalls, rules: CallRules) -> Constraint | None:
-    """A call must follow the trigger; None for formats without a trigger."""
-    if calls.trigger == "{":
-        return None
-    return Constraint(
-        kind=ConstraintKind.LARK,
-        text=rules.section(calls, with_trigger=False),
-        triggers=(calls.trigger.encode(),),
-    )
-
-
-def before_rules(after_thoughts: str, header: str, token_of: TokenOf) -> str:
-    """The rules for `Constraint.before`.
-
-    Args:
-        after_thoughts: text between reasoning and what follows it.
-        header: text before the constrained text.
-    """
-    if not after_thoughts and not header:
-        return ""
-    rules = CallRules(Tools(), (), False, token_of)
-    first, second = rules.spelled(after_thoughts), rules.spelled(header)
-    return f"before: ({first})? {second}" if first and second else f"before: {first}{second}"
-
-
 class CallRules:
     """The rules of a Lark grammar of calls."""
 
@@ -60,10 +29,37 @@ class CallRules:
     ) -> None:
         """`names`: of the tools that may be called; `is_parallel`: several in one answer."""
         self._tools, self._names, self._is_parallel = tools, names, is_parallel
-        self.token_of = token_of
+        self._token_of = token_of
         self._lines: list[str] = []
 
-    def section(self, calls: MarkedCalls, *, with_trigger: bool) -> str:
+    def required(self, calls: MarkedCalls) -> Constraint:
+        """The whole answer must be calls."""
+        text = self._section(calls, with_trigger=True)
+        return Constraint(kind=ConstraintKind.LARK, text=text)
+
+    def at_trigger(self, calls: MarkedCalls) -> Constraint | None:
+        """A call must follow the trigger; None for formats without a trigger."""
+        if calls.trigger == "{":
+            return None
+        return Constraint(
+            kind=ConstraintKind.LARK,
+            text=self._section(calls, with_trigger=False),
+            triggers=(calls.trigger.encode(),),
+        )
+
+    def before(self, after_thoughts: str, header: str) -> str:
+        """The rules for `Constraint.before`.
+
+        Args:
+            after_thoughts: text between reasoning and what follows it.
+            header: text before the constrained text.
+        """
+        first, second = self.spelled(after_thoughts), self.spelled(header)
+        if first and second:
+            return f"before: ({first})? {second}"
+        return f"before: {first}{second}" if first or second else ""
+
+    def _section(self, calls: MarkedCalls, *, with_trigger: bool) -> str:
         """A grammar of all calls and their markers, without the trigger if it was written."""
         self._lines = []
         bodies = [f"call_{at}: {self._call(calls, name)}" for at, name in enumerate(self._names)]
@@ -97,7 +93,11 @@ class CallRules:
 
     def _call(self, calls: MarkedCalls, name: str) -> str:
         # undeclared arguments would be useless
-        schema = {"type": "object", "additionalProperties": False, **self._tools.parameters(name)}
+        schema = {
+            "type": "object",
+            "additionalProperties": False,
+            **parameters_of(self._tools[name]),
+        }
         if self._tools[name].get("strict") is not True:  # ignore unsupported keywords
             schema["x-guidance"] = {"lenient": True, "coerce_one_of": True}
         match calls.body:
@@ -141,7 +141,7 @@ class CallRules:
         """A marker as literals and ids of special tokens; white space is a separate literal."""
         parts = []
         for part in filter(None, re.split(r"(\]<\]\w+\[>\[|<[^<>]*>|\[/?[A-Z_]+\]|\s+)", marker)):
-            token = self.token_of(part)
+            token = self._token_of(part)
             parts.append(quoted(part) if token is None else f"<[{token}]>")
         return " ".join(parts)
 

@@ -76,16 +76,16 @@ class _Probe:
         shared = text[: common_prefix_length(text, self.generation_prompt)]
         return text[len(re.sub(r"<[^<>]*$", "", shared)) :]  # markers stay whole
 
-    def calls(self, *calls: dict[str, Any]) -> str:
-        """The rendered message with calls.
+    def call(self, arguments: Mapping[str, Any]) -> str:
+        """The rendered message with one call.
 
         Raises:
-            NotSupportedError: the template does not render them.
+            NotSupportedError: the template does not render it.
         """
-        text = self.answer(tool_calls=list(calls))
+        text = self.answer(tool_calls=[_call(0, arguments)])
         if text is None:
             raise NotSupportedError("the template refuses messages with tool calls")
-        if calls[0]["function"]["name"] not in text:
+        if _NAMES[0] not in text:
             raise NotSupportedError("the template does not show tool calls")
         return text
 
@@ -97,9 +97,14 @@ class _Probe:
         start, _, end = text.partition(CONTENT)
         if not strips:
             return start, end
-        if self._template.thinking:
-            start = start.rpartition(self._template.thinking.end.strip())[2]
+        start = self.without_thoughts(start)
         return start.strip() if _is_marker(start) else "", _content_end(end)
+
+    def without_thoughts(self, text: str) -> str:
+        """The text after the reasoning in it."""
+        thinking = self._template.thinking
+        end = thinking.end.strip() if thinking else ""
+        return text.rpartition(end)[2] if end else text
 
 
 def _is_marker(text: str) -> bool:
@@ -133,12 +138,9 @@ def _tools() -> list[dict[str, Any]]:
 
 def _find_calls(probe: _Probe) -> MarkedCalls:
     values = dict(zip(_KEYS, _VALUES, strict=True))
-    one = probe.calls(_call(0, values))
-    try:
-        two = probe.calls(_call(0, values), _call(1, values))
-    except NotSupportedError:
-        two = ""
-    if _NAMES[1] not in two:
+    one = probe.call(values)
+    two = probe.answer(tool_calls=[_call(0, values), _call(1, values)]) or ""
+    if not all(name in two for name in _NAMES):
         two = ""
     if re.search(rf'[{{,:]\s*"{_NAMES[0]}"', one):
         return _json_calls(probe, one, two)
@@ -232,7 +234,7 @@ def _tagged_calls(probe: _Probe, one: str, two: str) -> MarkedCalls:
     key_start = _common_suffix(head, middle)
     name_end = head[: len(head) - len(key_start)]
     value_end = _value_end(middle[: len(middle) - len(key_start)], tail)
-    empty = probe.calls(_call(0, {})).split(_NAMES[0], 1)[1]
+    empty = probe.call({}).split(_NAMES[0], 1)[1]
     if name_end and not empty.startswith(name_end.rstrip()):
         key_start, name_end = name_end + key_start, ""
     arguments = dataclasses.replace(
@@ -259,7 +261,7 @@ def _tagged_arguments(
     probe: _Probe, key_start: str, key_end: str, value_end: str
 ) -> TaggedArguments:
     """Detect whether an attribute distinguishes strings from other values."""
-    number = probe.calls(_call(0, {_KEYS[0]: 7}))
+    number = probe.call({_KEYS[0]: 7})
     other = number.split(_KEYS[0], 1)[1].split("7", 1)[0]
     if other == key_end:
         return TaggedArguments(key_start, key_end, value_end)
@@ -274,7 +276,7 @@ def _marked(kind: str, body: JsonCall | NamedCall, texts: Texts, probe: _Probe) 
     before, between, after = texts
     if probe.generation_prompt and before.endswith(probe.generation_prompt):
         before = ""
-    before = _without_thoughts(before, probe)
+    before = probe.without_thoughts(before)
     if not before.strip() and not isinstance(body, JsonCall):
         raise NotSupportedError("no marker before a call distinguishes it from content")
     after = _without_turn_end(after, probe.message_end)
@@ -294,12 +296,6 @@ def _marked(kind: str, body: JsonCall | NamedCall, texts: Texts, probe: _Probe) 
         call_end=call_end,
         separator=between[len(call_end) :],
     )
-
-
-def _without_thoughts(text: str, probe: _Probe) -> str:
-    thinking = probe._template.thinking
-    end = thinking.end.strip() if thinking else ""
-    return text.rpartition(end)[2] if end and end in text else text
 
 
 def _without_turn_end(text: str, end: str) -> str:

@@ -9,7 +9,12 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from headstart.text.toolcalls.argument_types import TEXT
+from headstart.text.toolcalls.argument_types import (
+    TEXT,
+    parameters_of,
+    property_of,
+    types_of,
+)
 from headstart.text.toolcalls.json_text import (
     dump,
     python_value,
@@ -140,7 +145,8 @@ class _JsonCallReading:
             self.name = key
             return (yield from self._read_arguments())
         if key == form.name_key:
-            return (yield from self._read_name())
+            self.name, is_whole = yield from read_string(reader)
+            return is_whole and self.name in reader.tools
         if key == form.id_key:
             return (yield from self._read_id())
         if key == "function" and not self.is_nested and (yield from reader.sees("{")):
@@ -158,10 +164,6 @@ class _JsonCallReading:
     def begin(self) -> None:
         self.reader.begin_call(self.name, self.call_id)
         self.has_begun = True
-
-    def _read_name(self) -> Reading[bool]:
-        self.name, is_whole = yield from read_string(self.reader)
-        return is_whole and self.name in self.reader.tools
 
     def _read_id(self) -> Reading[bool]:
         if (yield from self.reader.sees("{", "[")):
@@ -263,7 +265,8 @@ class TaggedArguments:
     def _read_value(
         self, reader: AnswerReader, name: str, key: str, call_ends: Sequence[str]
     ) -> Reading[None]:
-        types = reader.tools.types(name, key)
+        root = parameters_of(reader.tools[name])
+        types = types_of(property_of(root, key, root), root)
         if self.attribute_end:
             word = yield from reader.before(self.attribute_end.strip())
             types = TEXT if word == self.text_attribute else frozenset()

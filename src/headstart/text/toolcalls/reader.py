@@ -11,26 +11,10 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from headstart.structures.prefix import num_begun
-from headstart.text.toolcalls.argument_types import property_of, types_of
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, Content, Thoughts, ToolCall
 
-
-class Tools(dict[str, Mapping[str, Any]]):
-    """Functions by name, and the schemas of their arguments."""
-
-    def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Take OpenAI's `tools`."""
-        super().__init__({tool["function"]["name"]: tool["function"] for tool in tools})
-
-    def parameters(self, name: str) -> Mapping[str, Any]:
-        """The JSON schema of a function's arguments."""
-        schema = self[name].get("parameters")
-        return schema if isinstance(schema, Mapping) else {}
-
-    def types(self, name: str, argument: str) -> frozenset[str]:
-        """The JSON types of an argument, as `types_of`."""
-        root = self.parameters(name)
-        return types_of(property_of(root, argument, root), root)
+Tools = Mapping[str, Mapping[str, Any]]
+"""The functions of OpenAI's `tools`, by name."""
 
 
 T = TypeVar("T")

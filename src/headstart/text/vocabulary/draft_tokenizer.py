@@ -39,7 +39,7 @@ class DraftBuilder:
     """A growing draft. Records both choices of every row, so that every draft compares them."""
 
     def __init__(self, request: DraftRequest, limit: int, preference: Preference) -> None:
-        self.request, self.seq_id = request, request.seq_id
+        self.request = request
         self.limit = limit  # most draft-model tokens
         self.reason = ""  # why there is no draft
         self.tokens: list[int] = []  # of the draft model

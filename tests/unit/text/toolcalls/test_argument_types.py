@@ -9,7 +9,6 @@ from tests.unit.text.toolcalls.test_constraint import accepts, rules, tools_of, 
 from tests.unit.text.toolcalls.test_llama_server_parses import FAMILIES
 from tests.unit.text.toolcalls.test_parser import read
 
-from headstart.text.toolcalls.constraint import required_calls
 from headstart.text.toolcalls.find import find_format
 from headstart.text.toolcalls.json_text import python_value
 
@@ -50,7 +49,7 @@ def test_a_quoted_text_may_contain_the_end_of_a_value():
     template, text = written("openbmb-MiniCPM5-1B", ("send", arguments), tools=tools)
     answer_format = find_format(template)
     call = text[text.rindex("<function name") : text.rindex("</function>") + len("</function>")]
-    assert accepts(required_calls(answer_format.calls, rules(tools)), call)
+    assert accepts(rules(tools).required(answer_format.calls), call)
     for pieces in ([text], list(text)):
         *_, call = read(answer_format, pieces, tools=tools).calls
         assert json.loads(call.arguments) == arguments

@@ -8,21 +8,15 @@ import re
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from tests.templates.conversations import TOOLS
+from tests.templates.conversations import TOOLS, by_name
 from tests.unit.text.toolcalls.test_llama_server_parses import FAMILIES, templates
 from tests.unit.text.toolcalls.test_parser import read
 
 from headstart.sampling.grammar.source import grammar_text
 from headstart.text.chat_template import ChatTemplate
-from headstart.text.toolcalls.constraint import (
-    CallRules,
-    before_rules,
-    calls_at_a_trigger,
-    required_calls,
-)
+from headstart.text.toolcalls.constraint import CallRules
 from headstart.text.toolcalls.find import find_format
 from headstart.text.toolcalls.formats import JsonCall, MarkedCalls
-from headstart.text.toolcalls.reader import Tools
 from headstart.types.constraint import Constraint, ConstraintKind
 from headstart.types.errors import RequestError
 
@@ -42,7 +36,7 @@ def accepts(constraint, text):
 
 
 def rules(tools=None, *, is_parallel=True, names=None):
-    known = Tools(TOOLS if tools is None else tools)
+    known = by_name(TOOLS if tools is None else tools)
     return CallRules(known, names or tuple(known), is_parallel, lambda _: None)
 
 
@@ -58,7 +52,7 @@ def calls_of(name):
 
 
 def grammar_error(calls, tools):
-    return LLMatcher(_TOKENIZER, grammar_text(required_calls(calls, rules(tools)))).get_error()
+    return LLMatcher(_TOKENIZER, grammar_text(rules(tools).required(calls))).get_error()
 
 
 def written(name, *calls, tools=TOOLS):
@@ -100,7 +94,7 @@ def test_the_grammar_holds_what_the_template_writes(name, tools, arguments):
     answer_format = find_format(template)
     calls = answer_format.calls
     assert calls is not None
-    constraint = required_calls(calls, rules(tools))
+    constraint = rules(tools).required(calls)
     first = (calls.section_start + calls.call_start).strip() or "get_weather"
     if name == "meta-llama-Llama-3.1-8B-Instruct":
         first = '{"name": "get_weather"'
@@ -125,7 +119,7 @@ def test_what_the_grammar_makes_a_model_write_is_read_as_calls(name):
     properties = {"a": {"enum": ["x", "y"]}, "b": {"const": 3}}
     tools = tools_of({"type": "object", "properties": properties, "required": ["a", "b"]})
     assert answer_format.calls is not None
-    constraint = required_calls(answer_format.calls, rules(tools, is_parallel=False))
+    constraint = rules(tools, is_parallel=False).required(answer_format.calls)
     matcher = LLMatcher(_TOKENIZER, grammar_text(constraint))
     text = bytearray()
     while not matcher.is_accepting() and len(text) < 500:
@@ -140,7 +134,7 @@ def test_what_the_grammar_makes_a_model_write_is_read_as_calls(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_beginning_of_a_demanded_call_is_forced(name):
-    constraint = required_calls(calls_of(name), rules(names=["get_weather"], is_parallel=False))
+    constraint = rules(names=["get_weather"], is_parallel=False).required(calls_of(name))
     matcher = LLMatcher(_TOKENIZER, grammar_text(constraint))
     assert len(matcher.compute_ff_tokens()) >= len("get_weather")
 
@@ -157,7 +151,7 @@ def call_text(arguments, name="get_weather"):
 
 
 def test_arguments_follow_the_schema_and_are_those_declared():
-    constraint = required_calls(HERMES, rules())
+    constraint = rules().required(HERMES)
     assert accepts(constraint, call_text('{"city": "X", "unit": "C"}'))
     assert not accepts(constraint, call_text('{"city": 5}'))
     assert not accepts(constraint, call_text('{"unit": "C"}'))
@@ -169,8 +163,8 @@ def test_arguments_follow_the_schema_and_are_those_declared():
 def test_several_calls_only_where_they_may_be():
     one = call_text('{"city": "X"}')
     two = f"{one}\n{one}"
-    assert accepts(required_calls(HERMES, rules()), two)
-    single = required_calls(HERMES, rules(is_parallel=False))
+    assert accepts(rules().required(HERMES), two)
+    single = rules(is_parallel=False).required(HERMES)
     assert accepts(single, one)
     assert not accepts(single, two)
 
@@ -183,7 +177,7 @@ def test_calls_that_are_messages_of_their_own_may_be_several():
     one = two[: two.index("<|eom|>")]
     for is_parallel in (True, False):
         allowed = rules(is_parallel=is_parallel)
-        demanded, begun = required_calls(calls, allowed), calls_at_a_trigger(calls, allowed)
+        demanded, begun = allowed.required(calls), allowed.at_trigger(calls)
         assert accepts(demanded, one)
         assert accepts(demanded, two) == is_parallel
         # what follows the trigger, with which the section begins
@@ -194,13 +188,13 @@ def test_calls_that_are_messages_of_their_own_may_be_several():
 
 
 def test_only_the_named_tool_may_be_called():
-    constraint = required_calls(HERMES, rules(names=["send"]))
+    constraint = rules(names=["send"]).required(HERMES)
     assert not accepts(constraint, call_text('{"city": "X"}'))
     assert accepts(constraint, call_text('{"to": [], "text": ""}', name="send"))
 
 
 def test_a_tool_without_parameters_is_called_without_arguments():
-    constraint = required_calls(HERMES, rules(tools_of(None, name="now")))
+    constraint = rules(tools_of(None, name="now")).required(HERMES)
     assert accepts(constraint, call_text("{}", name="now"))
     assert not accepts(constraint, call_text('{"a": 1}', name="now"))
 
@@ -208,11 +202,12 @@ def test_a_tool_without_parameters_is_called_without_arguments():
 def test_headers_may_stand_before_what_is_demanded():
     known = {"<|start|>": 7, "<|channel|>": 8, "<|message|>": 9}.get
     after, header = "<|start|>assistant", "<|channel|>final<|message|>"
-    content = before_rules(after, header, known)
+    found = CallRules({}, (), False, known)
+    content = found.before(after, header)
     assert content == 'before: (<[7]> "assistant")? <[8]> "final" <[9]>'
-    assert before_rules(after, "", known) == 'before: <[7]> "assistant"'
-    assert before_rules("", "", known) == ""
-    rules_of_text = before_rules(after, header, lambda _: None)
+    assert found.before(after, "") == 'before: <[7]> "assistant"'
+    assert found.before("", "") == ""
+    rules_of_text = rules().before(after, header)
     constraint = Constraint(kind=ConstraintKind.REGEX, text="[0-9]", before=rules_of_text)
     for text in ("1", f"{header}1", f"{after}{header}1"):
         assert accepts(constraint, text)
@@ -220,20 +215,20 @@ def test_headers_may_stand_before_what_is_demanded():
 
 
 def test_behind_its_trigger_a_call_goes_on():
-    constraint = calls_at_a_trigger(HERMES, rules())
+    constraint = rules().at_trigger(HERMES)
     assert constraint is not None
     assert constraint.triggers == (b"<tool_call>",)
     assert accepts(constraint, call_text('{"city": "X"}').removeprefix("<tool_call>"))
 
 
 def test_calls_without_a_marker_have_no_trigger():
-    assert calls_at_a_trigger(MarkedCalls("json", JsonCall()), rules()) is None
+    assert rules().at_trigger(MarkedCalls("json", JsonCall())) is None
 
 
 def test_special_tokens_stand_by_their_ids():
     known = {"<tool_call>": 7, "</tool_call>": 8}
-    found = CallRules(Tools(TOOLS), ("send",), True, known.get)
-    text = required_calls(HERMES, found).text
+    found = CallRules(by_name(), ("send",), True, known.get)
+    text = found.required(HERMES).text
     assert "<[7]>" in text
     assert "<[8]>" in text
     assert '"<tool_call>' not in text
@@ -279,7 +274,7 @@ IN_THE_FAMILIES = {
 def test_values_of_a_form_of_its_own_follow_the_schema(name):
     text = IN_THE_FAMILIES[name]
     answer_format = find_format(ChatTemplate(TEMPLATES[name]))
-    constraint = required_calls(answer_format.calls, rules(NESTED))
+    constraint = rules(NESTED).required(answer_format.calls)
     assert accepts(constraint, text)
     for right, wrong in (("3", "4"), ("what", "why"), ("left", "lost"), ("f", "g")):
         assert not accepts(constraint, text.replace(right, wrong))
@@ -291,7 +286,7 @@ def test_a_value_may_contain_values_of_its_own_kind():
     tree = {"type": "object", "properties": {"tree": {"$ref": "#/$defs/node"}},
             "required": ["tree"], "$defs": {"node": {"type": "array", "items":
             {"$ref": "#/$defs/node"}}}}  # fmt: skip
-    constraint = required_calls(calls_of("google-gemma-4-31B-it"), rules(tools_of(tree)))
+    constraint = rules(tools_of(tree)).required(calls_of("google-gemma-4-31B-it"))
     assert accepts(constraint, "<|tool_call>call:f{tree:[[],[[],[]]]}<tool_call|>")
     assert not accepts(constraint, "<|tool_call>call:f{tree:[1]}<tool_call|>")
 
@@ -305,7 +300,7 @@ def test_what_cannot_be_demanded_is_an_error_of_strict_tools_only(name):
     strict = tools_of(parameters, strict=True)
     if name == "google-gemma-4-31B-it":  # whose form is not JSON
         with pytest.raises(RequestError, match="uniqueItems"):
-            required_calls(calls, rules(strict))
+            rules(strict).required(calls)
     else:
         assert "uniqueItems" in grammar_error(calls, strict)
 
@@ -319,9 +314,9 @@ def test_what_a_form_cannot_demand_of_texts_is_an_error_of_strict_tools_only(nam
     calls, strict = calls_of(name), tools_of(parameters, strict=True)
     assert not grammar_error(calls, tools_of(parameters))
     with pytest.raises(RequestError, match="pattern"):
-        required_calls(calls, rules(strict))
+        rules(strict).required(calls)
     del text["pattern"]
-    required_calls(calls, rules(strict))
+    rules(strict).required(calls)
 
 
 @pytest.mark.parametrize("name", ["Qwen3-Coder", "google-gemma-4-31B-it", "LFM2.5-8B-A1B"])
@@ -343,7 +338,7 @@ def test_a_schema_that_is_none_raises_no_other_error(name, keywords):
         keywords,
     ):
         with contextlib.suppress(RequestError):
-            required_calls(calls_of(name), rules(tools_of(parameters)))
+            rules(tools_of(parameters)).required(calls_of(name))
 
 
 def test_arguments_between_markers_may_refer_to_definitions():
@@ -351,7 +346,7 @@ def test_arguments_between_markers_may_refer_to_definitions():
         "type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"],
         "$defs": {"n": {"type": "integer"}},
     })  # fmt: skip
-    constraint = required_calls(calls_of("Qwen3-Coder"), rules(tools))
+    constraint = rules(tools).required(calls_of("Qwen3-Coder"))
     text = "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"
     assert accepts(constraint, text.format(7))
     assert not accepts(constraint, text.format("x"))

@@ -10,7 +10,7 @@ from time import process_time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.templates.conversations import TOOLS
+from tests.templates.conversations import TOOLS, by_name
 
 from headstart.text.quirks import QUIRKS
 from headstart.text.thinking import Thinking
@@ -23,7 +23,7 @@ from headstart.text.toolcalls.events import (
     ToolCall,
 )
 from headstart.text.toolcalls.formats import JsonCall, MarkedCalls, NamedCall, TaggedArguments
-from headstart.text.toolcalls.reader import AnswerReader, Tools
+from headstart.text.toolcalls.reader import AnswerReader
 
 THINK = Thinking("<think>\n", "\n</think>\n\n")
 HERMES = MarkedCalls(
@@ -55,7 +55,7 @@ WORDS = [
 
 def read(answer_format, pieces, start="answer", *, tools=TOOLS, **options):
     """The message of an answer that comes in these pieces."""
-    parser = AnswerReader(answer_format.read, Tools(tools), start, **options)
+    parser = AnswerReader(answer_format.read, by_name(tools), start, **options)
     message = AnswerMessage()
     for piece in pieces:
         message.add(parser.feed(piece))
@@ -92,7 +92,7 @@ def test_text_without_calls_and_thoughts_is_the_content_as_it_is(words):
 
 
 def test_the_name_comes_first_and_the_arguments_in_pieces():
-    parser = AnswerReader(AnswerFormat(calls=HERMES).read, Tools(TOOLS))
+    parser = AnswerReader(AnswerFormat(calls=HERMES).read, by_name())
     text = call_text()
     events = [event for char in text for event in parser.feed(char)]
     assert events[0] == ToolCall(0, "get_weather", "")
@@ -102,7 +102,7 @@ def test_the_name_comes_first_and_the_arguments_in_pieces():
 
 
 def test_content_is_not_held_back_longer_than_it_may_be_a_marker():
-    parser = AnswerReader(AnswerFormat(calls=HERMES).read, Tools(TOOLS))
+    parser = AnswerReader(AnswerFormat(calls=HERMES).read, by_name())
     assert parser.feed("a <") == [Content("a ")]
     assert parser.feed("b") == [Content("<b")]
     assert parser.feed("<tool_ca") == []
@@ -289,7 +289,7 @@ def test_deep_nesting_raises_nothing():
 )
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_text_that_begins_calls_over_and_over_is_read_in_linear_time(name, begun):
-    parser = AnswerReader(FORMATS[name].read, Tools(TOOLS))
+    parser = AnswerReader(FORMATS[name].read, by_name())
     steps = 0
 
     def count(*_):
@@ -306,7 +306,7 @@ def test_a_text_that_begins_calls_over_and_over_is_read_in_linear_time(name, beg
 
 
 def test_thoughts_are_events_of_their_own():
-    parser = AnswerReader(AnswerFormat(thinking=THINK).read, Tools())
+    parser = AnswerReader(AnswerFormat(thinking=THINK).read, {})
     assert parser.feed("<think>\nA") == [Thoughts("A")]
     assert parser.feed("\n</think>") == [Thoughts("\n")]
     assert parser.feed("\n\nB") == [Content("B")]
@@ -340,7 +340,7 @@ def test_a_long_answer_is_not_copied_with_each_piece(piece):
 )
 def test_what_was_read_of_a_call_is_not_kept(begun):
     """Else it would be copied with each further piece."""
-    readers = [AnswerReader(one.read, Tools(TOOLS)) for one in FORMATS.values()]
+    readers = [AnswerReader(one.read, by_name()) for one in FORMATS.values()]
     ours = [one for one in readers if any(isinstance(e, ToolCall) for e in one.feed(begun))]
     assert ours
     for reader in ours:

@@ -10,7 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headstart.text.toolcalls.answer_format import AnswerFormat
-from headstart.text.toolcalls.argument_types import TEXT, parts_of, property_of, types_of
+from headstart.text.toolcalls.argument_types import (
+    TEXT,
+    parameters_of,
+    parts_of,
+    property_of,
+    types_of,
+)
 from headstart.text.toolcalls.formats import MarkedCalls, OwnCall
 from headstart.text.toolcalls.json_text import dump, spelled_value
 from headstart.text.toolcalls.reader import AnswerReader, Reading
@@ -34,7 +40,7 @@ def _read_call(reader: AnswerReader, ends: Sequence[str]) -> Reading[bool]:
     reader.arguments("{")
     before = ""
     while key := (yield from reader.behind_space(_read_tag(reader))):
-        root = reader.tools.parameters(name)
+        root = parameters_of(reader.tools[name])
         schema = property_of(root, key, root)
         text = yield from _element(reader, key, nests=types_of(schema, root) != TEXT)
         reader.arguments(f"{before}{dump(key)}:{dump(_value(text, schema, root))}")
