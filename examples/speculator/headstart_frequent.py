@@ -39,25 +39,21 @@ class FrequentSpeculator(TextSpeculator[Followers]):
         size: int = option(2, "last tokens that are looked up", least=1)
         n_max: int = option(16, "longest draft, in tokens", least=1, limits_draft=True)
 
-    def __init__(self, options: Options | None = None) -> None:
-        super().__init__()
-        self._options = options or self.Options()
-
     def history_of(self, text: Sequence[int], namespace: str) -> Followers:
         """Count the prompt."""
-        history = Followers(self._options.size)
+        history = Followers(self.options.size)
         history.extend(text)
         return history
 
     def draft_for(self, history: Followers, request: DraftRequest) -> Draft:
         """Follow the highest counts."""
         last, tokens, scores = history.newest, list[int](), list[float]()
-        while len(tokens) < min(request.max_tokens, self._options.n_max):
+        while len(tokens) < min(request.max_tokens, self.options.n_max):
             counts = history.counts.get(last)
             if not counts:
                 break
             token, count = counts.most_common(1)[0]
             tokens.append(token)
             scores.append(count / (counts.total() + 1))  # that this token comes next
-            last = (*last, token)[-self._options.size :]
+            last = (*last, token)[-self.options.size :]
         return Draft(tokens, scores)

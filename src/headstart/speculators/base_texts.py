@@ -15,10 +15,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from functools import lru_cache
-from itertools import accumulate
-from operator import mul
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from headstart.speculators.base import Speculator
 from headstart.types import Draft, DraftRequest
@@ -41,8 +38,9 @@ class TextSpeculator(Speculator, Generic[H]):
 
     scores_are_probabilities = True
 
-    def __init__(self) -> None:
+    def __init__(self, options: Any = None) -> None:
         self.histories: dict[int, H] = {}  # by sequence id
+        self.options: Any = self.Options() if options is None and self.Options else options
 
     @abstractmethod
     def history_of(self, text: Sequence[int], namespace: str) -> H:
@@ -76,10 +74,3 @@ def agreeing_scores(weight: int, num_places: int, count: int) -> tuple[float, ..
     if end <= len(_TABLE):
         return _TABLE[weight:end:num_places]
     return tuple([total / (total + 1) for total in range(weight, end, num_places)])
-
-
-@lru_cache(maxsize=4096)
-def worth(weight: int, num_places: int, count: int) -> float:
-    """Expected accepted tokens of a draft of `count` tokens on which all places agree."""
-    survival: list[float] = list(accumulate(agreeing_scores(weight, num_places, count), mul))
-    return sum(survival)

@@ -33,7 +33,7 @@ from headstart.text.vocabulary.draft_tokenizer import DraftTokenizer, Preference
 from headstart.text.vocabulary.translated_sequence import TranslatedSequence
 from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 from headstart.types import Batch, CacheKind, ContextFullError, Draft, DraftRequest, Engine
-from headstart.types.errors import ConfigError, EngineError
+from headstart.types.errors import EngineError
 from headstart.types.media import PLACEHOLDER, chunk_begin, readable
 
 # For caches that cannot be truncated: up to _AGAIN settled tokens are decoded again rather than in
@@ -63,12 +63,6 @@ class DraftModelSpeculator(Speculator):
             "--draft-sampling",
             choices=("auto", "coupled", "argmax"),
         )
-
-        def __post_init__(self) -> None:
-            if self.sampling not in ("auto", "coupled", "argmax"):
-                raise ConfigError(
-                    f"draft-model needs sampling auto, coupled or argmax, got {self.sampling!r}"
-                )
 
     def __init__(
         self,

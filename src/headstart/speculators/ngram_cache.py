@@ -42,7 +42,6 @@ from headstart.types.errors import ConfigError
 log = logging.getLogger(__name__)
 
 SAVE_TOKENS = 50_000  # generated between two writes of the dynamic file
-_LONGEST = 8  # tokens of a draft
 
 
 # n-grams, the longest first, with the samples and the percent of them that they need to be used
@@ -74,8 +73,8 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
     def __init__(
         self, options: Options | None = None, vocabulary_id: VocabularyId | None = None
     ) -> None:
-        super().__init__()
-        self._options = options = options or self.Options()
+        super().__init__(options)
+        options = self.options
         self._static = NgramCounts()
         self._dynamic = NgramCounts(options.max_ngrams)
         self._dynamic_path = (
@@ -96,11 +95,11 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
             self._load(vocabulary_id)
 
     def _load(self, vocabulary_id: VocabularyId) -> None:
-        if self._options.lookup_cache_static:
-            self._static = NgramCounts.load(Path(self._options.lookup_cache_static), vocabulary_id)
+        if self.options.lookup_cache_static:
+            self._static = NgramCounts.load(Path(self.options.lookup_cache_static), vocabulary_id)
             if not len(self._static):
                 raise ConfigError(
-                    f"lookup cache {self._options.lookup_cache_static} is empty; leave it out"
+                    f"lookup cache {self.options.lookup_cache_static} is empty; leave it out"
                 )
         path = self._dynamic_path
         if path is None:
@@ -116,7 +115,7 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
                 "with --lookup-cache-static"
             )
         if path.exists():
-            limit = self._options.max_ngrams
+            limit = self.options.max_ngrams
             self._dynamic = NgramCounts.load(path, vocabulary_id, limit)
             if (size := len(self._dynamic)) > limit:
                 raise ConfigError(
@@ -136,7 +135,7 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
         tokens: list[int] = []
         scores: list[float] = []
         survival = 1.0
-        for _ in range(min(request.max_tokens, _LONGEST)):
+        for _ in range(min(request.max_tokens, 8)):
             weights = (self._static.after(shorter(key, 2)) if size > 1 else None) or {}
             guess = (
                 history.counts.clearest(key, size, _LAX, weights)
@@ -202,7 +201,7 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
             "dynamic_ngrams": len(self._dynamic),
             "dynamic_learns": "requests without an API key only",
             "dynamic_texts_learned": self._num_learned,
-            "dynamic_file": self._options.lookup_cache_dynamic,
+            "dynamic_file": self.options.lookup_cache_dynamic,
             "dynamic_file_is_written": self._dynamic_path is not None and self._num_learned > 0,
         }
 

@@ -107,10 +107,7 @@ class NgramCounts:
 
     def learn(self, tokens: Sequence[int], start: int) -> None:
         """Count tokens[start:] as successors; earlier tokens are context only."""
-        key = 0
-        for token in tokens[max(0, start - MAX_NGRAM) : start]:
-            key = (key << _WIDTH | token + 1) & _MASKS[-1]
-        table = self._table
+        key, table = pack(tokens[max(0, start - MAX_NGRAM) : start]), self._table
         for position, token in enumerate(tokens[start:], start):
             lone = token << 32 | 1
             for mask in _MASKS[:position]:

@@ -94,15 +94,11 @@ class NgramMapKSpeculator(TextSpeculator[_KeyedText]):
     Options = NgramMapOptions
     num_places: ClassVar[int] = 1  # to compare, newest first
 
-    def __init__(self, options: NgramMapOptions | None = None) -> None:
-        super().__init__()
-        self._options = options or NgramMapOptions()
-
     def history_of(self, text: Sequence[int], namespace: str) -> _KeyedText:
-        return _KeyedText(self._options, text)
+        return _KeyedText(self.options, text)
 
     def draft_for(self, history: _KeyedText, request: DraftRequest) -> Draft:
-        options = self._options
+        options = self.options
         places = history.find(history.tokens, max(self.num_places, options.min_hits))
         if len(places) < options.min_hits:
             return Draft(reason="fewer hits than min-hits" if places else "")

@@ -69,9 +69,8 @@ class NgramModSpeculator(TextSpeculator[_LearnedText]):
                 )
 
     def __init__(self, options: Options | None = None) -> None:
-        super().__init__()
-        self._options = options or self.Options()
-        self._table = NgramTable(self._options.n_match, self._options.table_bits)
+        super().__init__(options)
+        self._table = NgramTable(self.options.n_match, self.options.table_bits)
         # rest of prompts to learn later: the text, start and end
         self._unlearned: deque[tuple[_LearnedText, int, int]] = deque(maxlen=64)
 
@@ -94,7 +93,7 @@ class NgramModSpeculator(TextSpeculator[_LearnedText]):
         return history
 
     def draft_for(self, history: _LearnedText, request: DraftRequest) -> Draft:
-        options, window = self._options, history.tokens[-self._options.n_match :].tolist()
+        options, window = self.options, history.tokens[-self.options.n_match :].tolist()
         if len(window) < options.n_match:
             return Draft(reason="history too short")
         limit = min(request.max_tokens, options.n_max)

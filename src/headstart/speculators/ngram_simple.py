@@ -33,17 +33,13 @@ class NgramSimpleSpeculator(TextSpeculator[SuffixIndex]):
         size_n: int = option(12, "last tokens that must have occurred before", least=1)
         size_m: int = option(48, "longest draft, in tokens", least=1, limits_draft=True)
 
-    def __init__(self, options: Options | None = None) -> None:
-        super().__init__()
-        self._options = options or self.Options()
-
     def history_of(self, text: Sequence[int], namespace: str) -> SuffixIndex:
-        return SuffixIndex((self._options.size_n,), text=text)
+        return SuffixIndex((self.options.size_n,), text=text)
 
     def draft_for(self, history: SuffixIndex, request: DraftRequest) -> Draft:
         places = history.find(history.tokens, limit=1)
         if not places:
             return NO_DRAFT
         length, position = places[0]
-        tokens = history.copy(position, min(request.max_tokens, self._options.size_m))
+        tokens = history.copy(position, min(request.max_tokens, self.options.size_m))
         return Draft(tokens, agreeing_scores(length, 1, len(tokens)))

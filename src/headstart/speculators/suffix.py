@@ -32,7 +32,7 @@ from typing import Any
 
 from headstart.config import option
 from headstart.speculators.base import register
-from headstart.speculators.base_texts import MIN_SHARE, TextSpeculator, agreeing_scores, worth
+from headstart.speculators.base_texts import MIN_SHARE, TextSpeculator, agreeing_scores
 from headstart.speculators.suffix_alignment import Alignment
 from headstart.structures.corpus import MAX_MATCH, SIZES, KeptText, SuffixCorpus
 from headstart.structures.prefix import common_prefix_length
@@ -68,7 +68,6 @@ class _AlignedText(SuffixIndex):
 
 
 _FACTOR = 4  # maximum draft length per token of the longest match
-_MAX_PLACES = 3  # voting on the next token
 
 
 @register
@@ -101,10 +100,9 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
         """Without `vocab`, changes of a word are learned separately for each spelling, and no
         corpus file is possible.
         """
-        super().__init__()
-        self._options = options = options or self.Options()
+        super().__init__(options)
+        options = self.options
         self._variants = None if vocab is None else partial(variants, vocab)
-        self._visible: dict[str, list[SuffixIndex]] = {}  # of past texts, by namespace
         # last answer to a prompt
         self._answers: OrderedDict[_Prompt, KeptText] = OrderedDict()
         store = None
@@ -121,13 +119,6 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
         digest = blake2b(array("i", text[:-1]).tobytes(), digest_size=16).digest()
         return _AlignedText(text, Alignment(self._variants), (namespace, digest))
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        self._visible.clear()
-        for one in requests:
-            if one.namespace not in self._visible:
-                self._visible[one.namespace] = self.corpus.indexes(one.namespace)
-        return super().propose(requests)
-
     def draft_for(self, history: _AlignedText, request: DraftRequest) -> Draft:
         alignment = history.alignment
         # no other place can have a longer match
@@ -138,7 +129,7 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
             tokens = alignment.index.copy(position, size)
             scores: Sequence[float] = agreeing_scores(length, 1, len(tokens))
         else:
-            indexes = (history, *self._visible[request.namespace])
+            indexes = (history, *self.corpus.indexes(request.namespace))
             best = self._best_copy(history, indexes, request.max_tokens)
             if best is None:
                 return NO_DRAFT
@@ -154,7 +145,7 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
         answer = self._answers.get(history.prompt)
         known = self.corpus.where(answer) if answer is not None else None
         for index in indexes:
-            places = index.find(history.tokens, _MAX_PLACES)
+            places = index.find(history.tokens, 3)  # that vote on the next token
             if len(places) > 1:
                 places.sort(reverse=True)  # longest match first, then newest first
             if known is not None and known[0] is index:
@@ -177,7 +168,7 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
         """The best copy from one index, or the best so far if that is worth as much."""
         longest, weight = places[0][0], sum(map(itemgetter(0), places))
         size = min(max_tokens, _FACTOR * longest)
-        if best is not None and worth(weight, len(places), size) <= best[0]:
+        if best is not None and _weigh(size, weight, len(places), ())[1] <= best[0]:
             return best  # even if all places agree
         chosen = _winner(index, places) if 2 * longest < weight else 0
         tokens = index.copy(places[chosen][1], size)
@@ -210,7 +201,7 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
         if text is None:
             return
         text.alignment.stop()  # it may copy itself; only the collector frees such a cycle, and late
-        if not self._options.corpus_tokens:
+        if not self.options.corpus_tokens:
             return
         answer = self.corpus.add(text.tokens, text.prompt[0], is_private=is_private)
         if answer is not None:
@@ -227,7 +218,7 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
             "corpus_tokens": self.corpus.num_tokens,
             "corpus_texts": self.corpus.num_texts,
             "corpus_bytes": self.corpus.num_bytes,
-            "corpus_file": self._options.file,
+            "corpus_file": self.options.file,
         }
 
 

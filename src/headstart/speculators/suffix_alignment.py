@@ -25,7 +25,6 @@ ANCHOR = 2
 # tokens of a change; a pure deletion includes the next token on both sides
 LONGEST_OLD, LONGEST_NEW = 8, 12
 MAX_FURTHER = 3  # derived changes per step: each takes time
-WEAK = 3  # matches of at most this length do not stop the search for the resume point
 
 
 Variants = Callable[[Sequence[int], Sequence[int]], Iterable[tuple[list[int], list[int]]]]
@@ -86,10 +85,10 @@ class Alignment:
         return None if index.tokens[position] == SEPARATOR else (self.run, position)
 
     def start(self, index: SuffixIndex, place: Place) -> None:
-        """Copy from this place, which was drafted from, unless the match is weak and a resume point
-        is still sought.
+        """Copy from this place, which was drafted from, unless the match is weak (at most 3 tokens)
+        and a resume point is still sought.
         """
-        if self._written and place[0] <= WEAK:  # guessed places are weak, too
+        if self._written and place[0] <= 3:  # guessed places are weak, too
             return
         self.index, (self.run, self.position) = index, place
         self._written.clear()

@@ -237,10 +237,7 @@ def _tagged_calls(probe: _Probe, one: str, two: str) -> MarkedCalls:
     empty = probe.call({}).split(_NAMES[0], 1)[1]
     if name_end and not empty.startswith(name_end.rstrip()):
         key_start, name_end = name_end + key_start, ""
-    arguments = dataclasses.replace(
-        _tagged_arguments(probe, key_start, key_end, value_end),
-        has_cdata="<![CDATA[" in probe.source,
-    )
+    arguments = _tagged_arguments(probe, key_start, key_end, value_end)
 
     def span(text: str, number: int) -> tuple[int, int]:
         end = text.rindex(_VALUES[1]) + len(_VALUES[1] + value_end)
@@ -263,12 +260,13 @@ def _tagged_arguments(
     """Detect whether an attribute distinguishes strings from other values."""
     number = probe.call({_KEYS[0]: 7})
     other = number.split(_KEYS[0], 1)[1].split("7", 1)[0]
+    has_cdata = "<![CDATA[" in probe.source
     if other == key_end:
-        return TaggedArguments(key_start, key_end, value_end)
+        return TaggedArguments(key_start, key_end, value_end, has_cdata=has_cdata)
     words = re.fullmatch(r"(.*?\")(\w+)(\".*)", key_end, re.S)
     if not words or not other.startswith(words[1]) or not other.endswith(words[3]):
         raise NotSupportedError("the template marks arguments of different types in different ways")
-    return TaggedArguments(key_start, words[1], value_end, words[3], words[2])
+    return TaggedArguments(key_start, words[1], value_end, words[3], words[2], has_cdata)
 
 
 def _marked(kind: str, body: JsonCall | NamedCall, texts: Texts, probe: _Probe) -> MarkedCalls:

@@ -38,16 +38,6 @@ def as_json(schema: Any, root: Mapping[str, Any] | None = None) -> str:
     return "%json " + json.dumps(whole, ensure_ascii=False)
 
 
-def refuse_undemanded(schema: Mapping[str, Any]) -> None:
-    """Raise RequestError if a schema has a keyword that these forms do not enforce."""
-    for keyword in schema:
-        if keyword not in _ALLOWED:
-            raise RequestError(
-                f'a strict tool has "{keyword}" in its parameters, which cannot be demanded in the '
-                'form in which this model writes calls; leave it out, or send "strict": false'
-            )
-
-
 Limits = tuple[int, int | None]
 """The least and the largest number of elements"""
 
@@ -159,8 +149,13 @@ class ValueRules(ABC):
         return f"{bare}_{number}"
 
     def _check(self, schema: Mapping[str, Any]) -> None:
-        if not self.root.get("x-guidance"):  # set unless the tool is strict
-            refuse_undemanded(schema)
+        """Raise RequestError if a strict tool has a keyword that these forms do not enforce."""
+        unknown = [keyword for keyword in schema if keyword not in _ALLOWED]
+        if unknown and not self.root.get("x-guidance"):  # set unless the tool is strict
+            raise RequestError(
+                f'a strict tool has "{unknown[0]}" in its parameters, which cannot be demanded in '
+                'the form in which this model writes calls; leave it out, or send "strict": false'
+            )
 
     def _typed(self, name: Any, schema: Mapping[str, Any], end: str, depth: int) -> str:
         if name in ("number", "integer", "boolean", "null"):

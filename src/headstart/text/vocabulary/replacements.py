@@ -92,12 +92,8 @@ def symbols_of(text: str, table: VocabTable, base: int) -> str:
     """A template's text as symbols, with control tokens recognised by spelling."""
     spellings = {spelling: token for token, spelling in table.controls.items() if spelling}
     longest_first = sorted(spellings, key=len, reverse=True)
-    pattern = (
-        re.compile(b"(" + b"|".join(map(re.escape, longest_first)) + b")")
-        if spellings
-        else re.compile(b"((?!))")
-    )
-    parts = pattern.split(text.encode())
+    pattern = b"|".join(map(re.escape, longest_first)) or b"(?!)"
+    parts = re.split(b"(" + pattern + b")", text.encode())
     return "".join(
         chr(base + spellings[part]) if index % 2 else part.decode("latin-1")
         for index, part in enumerate(parts)

@@ -26,56 +26,51 @@ class TemplateFamily:
         return (self.close if self.close_user is None else self.close_user) + self.assistant
 
 
-_FAMILIES = {
-    "chatml": TemplateFamily(
+_FAMILIES = (
+    TemplateFamily(
         "<|im_start|>",
         "<|im_start|>user\n",
         "<|im_start|>assistant\n",
         "<|im_end|>\n",
         "<|im_start|>system\n",
     ),
-    "llama-3": TemplateFamily(
+    TemplateFamily(
         "<|start_header_id|>",
         "<|start_header_id|>user<|end_header_id|>\n\n",
         "<|start_header_id|>assistant<|end_header_id|>\n\n",
         "<|eot_id|>",
         "<|start_header_id|>system<|end_header_id|>\n\n",
     ),
-    "gemma": TemplateFamily(
+    TemplateFamily(
         "<start_of_turn>", "<start_of_turn>user\n", "<start_of_turn>model\n", "<end_of_turn>\n"
     ),
-    "gemma-4": TemplateFamily(
-        "<|turn>", "<|turn>user\n", "<|turn>model\n", "<turn|>\n", "<|turn>system\n"
-    ),
-    "command-r": TemplateFamily(
+    TemplateFamily("<|turn>", "<|turn>user\n", "<|turn>model\n", "<turn|>\n", "<|turn>system\n"),
+    TemplateFamily(
         "<|START_OF_TURN_TOKEN|>",
         "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>",
         "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
         "<|END_OF_TURN_TOKEN|>",
         "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>",
     ),
-    "deepseek": TemplateFamily(
+    TemplateFamily(
         "<｜User｜>", "<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>", close_user=""
     ),
-    "phi-3": TemplateFamily(
-        "<|end|>", "<|user|>\n", "<|assistant|>\n", "<|end|>\n", "<|system|>\n"
-    ),
-    "zephyr": TemplateFamily("<|user|>", "<|user|>\n", "<|assistant|>\n", "</s>\n", "<|system|>\n"),
-    "mistral": TemplateFamily("[INST]", "[INST]", "[/INST]", "</s>", close_user=""),
-}
+    TemplateFamily("<|end|>", "<|user|>\n", "<|assistant|>\n", "<|end|>\n", "<|system|>\n"),
+    TemplateFamily("<|user|>", "<|user|>\n", "<|assistant|>\n", "</s>\n", "<|system|>\n"),
+    TemplateFamily("[INST]", "[INST]", "[/INST]", "</s>", close_user=""),
+)
 
 
-def find_family(template: str) -> str | None:
-    """Name of a chat template's family."""
-    return next((name for name, family in _FAMILIES.items() if family.marker in template), None)
+def find_family(template: str) -> TemplateFamily | None:
+    """The family of a chat template."""
+    return next((family for family in _FAMILIES if family.marker in template), None)
 
 
 def find_replacements(target_template: str, draft_template: str) -> list[Pair]:
     """Pairs that rewrite the target's prompts for the draft; empty if a family is unknown."""
-    names = find_family(target_template), find_family(draft_template)
-    if None in names or names[0] == names[1]:
+    target, draft = find_family(target_template), find_family(draft_template)
+    if target is None or draft is None or target is draft:
         return []
-    target, draft = (_FAMILIES[name] for name in names if name is not None)
     pairs = [
         (target.reply, draft.reply),
         (target.close, draft.close),

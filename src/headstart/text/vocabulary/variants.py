@@ -16,8 +16,6 @@ from headstart.types import Vocab
 Replacement = tuple[list[int], list[int]]
 """(replaced tokens, new tokens)"""
 
-_WORD = re.compile(rb" ?(\w+)")
-
 
 def variants(vocab: Vocab, old: Sequence[int], new: Sequence[int]) -> Iterator[Replacement]:
     """Replacements implied by this one; none unless a word replaces a word.
@@ -25,7 +23,7 @@ def variants(vocab: Vocab, old: Sequence[int], new: Sequence[int]) -> Iterator[R
     Each takes about ten microseconds; there may be duplicates.
     """
     words = [b"".join(map(vocab.token_bytes, one)) for one in (old, new)]
-    before, after = map(_WORD.fullmatch, words)
+    before, after = [re.fullmatch(rb" ?(\w+)", word) for word in words]
     if before is None or after is None:
         return
     tokenize = partial(vocab.tokenize, add_special=False, parse_special=False)

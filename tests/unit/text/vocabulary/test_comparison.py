@@ -149,14 +149,30 @@ def test_longest_source_wins_and_results_are_draft_symbols(table: VocabTable) ->
     assert replacements.apply("zab") == ("z", "ab")
 
 
-def test_known_template_families_are_told_apart() -> None:
-    assert find_family("{{'<|im_start|>' + role}}") == "chatml"
-    assert find_family("<|start_header_id|>{{ role }}<|end_header_id|>") == "llama-3"
-    assert find_family("{{ bos_token }}<start_of_turn>") == "gemma"
-    assert find_family("<|turn>model\\n") == "gemma-4"
-    assert find_family("[INST] {{ text }} [/INST]") == "mistral"
-    assert find_family("<|user|>\n{{ text }}<|end|>") == "phi-3"
-    assert find_family("<|user|>\n{{ text }}{{ eos_token }}") == "zephyr"
+@pytest.mark.parametrize(
+    ("template", "user"),
+    [
+        ("{{'<|im_start|>' + role}}", "<|im_start|>user\n"),
+        (
+            "<|start_header_id|>{{ role }}<|end_header_id|>",
+            "<|start_header_id|>user<|end_header_id|>\n\n",
+        ),
+        ("{{ bos_token }}<start_of_turn>", "<start_of_turn>user\n"),
+        ("<|turn>model\\n", "<|turn>user\n"),
+        ("[INST] {{ text }} [/INST]", "[INST]"),
+    ],
+)
+def test_known_template_families_are_told_apart(template: str, user: str) -> None:
+    family = find_family(template)
+    assert family is not None
+    assert family.user == user
+
+
+def test_families_with_the_same_roles_are_told_apart_by_how_they_close() -> None:
+    phi, zephyr = map(find_family, ("<|user|>\n<|end|>", "<|user|>\n{{ eos_token }}"))
+    assert phi is not None
+    assert zephyr is not None
+    assert (phi.close, zephyr.close) == ("<|end|>\n", "</s>\n")
     assert find_family("{{ messages }}") is None
 
 
