@@ -101,9 +101,10 @@ class StateSpeculator(Speculator):
         states.cut()
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        known = self.states_of(source)
-        states = self.sequences[target] = known.copy(length, target)
-        if not states.copy_caches(known):
+        states = TargetStates(self.context, self.width, target)
+        is_here = states.copy_from(self.states_of(source), length)
+        self.sequences[target] = states
+        if not is_here:
             self._lose(states, "no room for a copy")
 
     def checkpoint(self, seq_id: int) -> None:
@@ -226,7 +227,6 @@ class StateSpeculator(Speculator):
         added.clear()
 
     def decode(self, batch: Batch) -> NDArray[np.float32]:
-        """Decode a batch; returns its logits."""
         self.num_decoded += batch.num_rows
         return self.context.decode(batch)
 

@@ -312,8 +312,7 @@ class DraftModelSpeculator(Speculator):
             del pending[: at + chunk.num_cells]
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
-        sequence = self._sequences.get(seq_id)
-        return max(0, len(history) - 1 - (sequence.num_without_gap if sequence else 0))
+        return max(0, len(history) - 1 - self._sequences[seq_id].num_without_gap)
 
     @property
     def _can_skip(self) -> bool:
@@ -324,14 +323,13 @@ class DraftModelSpeculator(Speculator):
         """The maximum that one call decodes."""
         if not self._can_skip:
             return None
-        sequence = self._sequences.get(seq_id)
-        num_unread = len(history) - 1 - (sequence.num_caught_up if sequence else 0)
+        num_unread = len(history) - 1 - self._sequences[seq_id].num_caught_up
         return max(0, min(num_unread, self.most_read))
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         """Let the tokenizer learn which way of picking tokens is accepted."""
-        if sequence := self._sequences.get(seq_id):
-            sequence.accept(emitted, num_accepted, takes_back=not self._keeps_states)
+        takes_back = not self._keeps_states
+        self._sequences[seq_id].accept(emitted, num_accepted, takes_back=takes_back)
 
     def save_sequence(self, seq_id: int, namespace: str) -> bytes | bytearray | None:
         """The draft model's cache, then its tokens and their number. None if they belong to another
@@ -359,8 +357,8 @@ class DraftModelSpeculator(Speculator):
 
     def end(self, seq_id: int) -> None:
         """Keep the cache: the next turn of a chat starts with it."""
-        if sequence := self._sequences.get(seq_id):
-            sequence.is_open, sequence.last = False, None
+        sequence = self._sequences[seq_id]
+        sequence.is_open, sequence.last = False, None
 
     def _forget(self, seq_ids: list[int]) -> bool:
         """Free the cells of these sequences; returns False if there are none."""
@@ -372,8 +370,7 @@ class DraftModelSpeculator(Speculator):
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
         """Time decodes in sequence 0, whose contents are dropped."""
         size = min(SAMPLE_ROWS, self.engine.max_batch_tokens, self.engine.context_size)
-        if 0 in self._sequences:
-            self._forget([0])
+        self._forget([0])
         one, many = partial(self._decode_rows, 1), partial(self._decode_rows, size)
         round_ms, reading_ms = times_of(clock, one, many)
         return round_ms, max(0.0, reading_ms - round_ms) / max(1, size - 1)

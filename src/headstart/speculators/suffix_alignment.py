@@ -94,7 +94,6 @@ class Alignment:
         self._written.clear()
 
     def stop(self) -> None:
-        """Stop copying."""
         self.index = None
         self._written.clear()
 

@@ -54,7 +54,6 @@ class TargetStates:
 
     @property
     def num_states(self) -> int:
-        """Number of states kept."""
         return self._count
 
     @property
@@ -108,21 +107,19 @@ class TargetStates:
         del self.tokens[length:]
         self.read = [min(read, length) for read in self.read]
 
-    def copy(self, length: int, seq_id: int) -> TargetStates:
-        """The states of a sequence that shares the first `length` tokens, perhaps one more."""
-        other = TargetStates(self._context, self._width, seq_id)
-        other.tokens = self.tokens[: length + 1]
-        other.first = self.first
-        other.read = [min(read, len(other.tokens)) for read in self.read]
-        other.length = self.length
-        other.checkpoints = dict(self.checkpoints)
-        other._append(self._live)
-        other.truncate(length)
-        other.held = list(other.read)
-        return other
+    def copy_from(self, source: TargetStates, length: int) -> bool:
+        """Share the first `length` tokens of another sequence, perhaps one more, in a new one.
 
-    def copy_caches(self, source: TargetStates) -> bool:
-        """Share what this copy's caches hold; returns False if there is no room."""
+        Returns False if there is no room in the caches.
+        """
+        self.tokens = source.tokens[: length + 1]
+        self.first = source.first
+        self.read = [min(read, len(self.tokens)) for read in source.read]
+        self.length = source.length
+        self.checkpoints = dict(source.checkpoints)
+        self._append(source._live)
+        self.truncate(length)
+        self.held = list(self.read)
         for head, own in enumerate(self._caches):
             if self.read[head] <= self.first:
                 self._context.clear(own)

@@ -255,10 +255,6 @@ def _render_plain(render: RenderPlain, variables: Mapping[str, Any]) -> str:
     return render(messages, bool(variables.get("add_generation_prompt")))
 
 
-MAX_BITS = 1 << 14  # of a whole number
-MAX_REPEATED = 1 << 20  # characters or entries of a sequence that is repeated
-
-
 class _Generation(Extension):
     """`{% generation %}` marks text for training; renders its body."""
 
@@ -300,6 +296,8 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
 
     The time limit cannot interrupt one long computation in C.
     """
+    most_bits = 1 << 14  # of a whole number
+    most_repeated = 1 << 20  # characters or entries of a sequence that is repeated
     if operator == "%":
         if isinstance(left, str) and re.search(r"\d{6,}|\*", left):
             raise jinja2.TemplateError("a format is too wide")
@@ -307,16 +305,16 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length()
         bits = bits * max(0, right) if operator == "**" else bits + right.bit_length()
-        if bits > MAX_BITS:
-            raise jinja2.TemplateError(f"a number has more than {MAX_BITS} bits")
+        if bits > most_bits:
+            raise jinja2.TemplateError(f"a number has more than {most_bits} bits")
         return
     for sequence, times in ((left, right), (right, left)):
         if (
             isinstance(sequence, str | list | tuple)
             and isinstance(times, int)
-            and len(sequence) * times > MAX_REPEATED
+            and len(sequence) * times > most_repeated
         ):
-            raise jinja2.TemplateError(f"a repeated text is longer than {MAX_REPEATED}")
+            raise jinja2.TemplateError(f"a repeated text is longer than {most_repeated}")
 
 
 def _addend(side: Any) -> Any:

@@ -35,7 +35,6 @@ class AnswerFormat:
         return [*_texts(self.calls), *around, *of_thoughts]
 
     def read(self, reader: AnswerReader) -> Reading[None]:
-        """Parse a whole answer."""
         if self.own:
             yield from self.own(reader)
             return

@@ -101,7 +101,6 @@ class _Probe:
         return start.strip() if _is_marker(start) else "", _content_end(end)
 
     def without_thoughts(self, text: str) -> str:
-        """The text after the reasoning in it."""
         thinking = self._template.thinking
         end = thinking.end.strip() if thinking else ""
         return text.rpartition(end)[2] if end else text

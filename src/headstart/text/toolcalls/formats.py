@@ -104,7 +104,6 @@ class JsonCall:
     is_name_key: bool = False  # {name: arguments}
 
     def read(self, reader: AnswerReader, ends: Sequence[str]) -> Reading[bool]:
-        """Read the object."""
         if not (yield from reader.sees("{")):
             return False
         reading = _JsonCallReading(self, reader)
@@ -206,7 +205,6 @@ class NamedCall:
         return re.split(r"(\{name\}|\{number\}|[^{}]*\{id\})", self.head)
 
     def read(self, reader: AnswerReader, ends: Sequence[str]) -> Reading[bool]:
-        """Read the head and the arguments."""
         name = call_id = ""
         for part in self.parts:
             if part == "{name}":

@@ -75,15 +75,12 @@ class AnswerReader:
         return events
 
     def content(self, text: str) -> None:
-        """Emit text for the user."""
         self._note(Content(text))
 
     def thoughts(self, text: str) -> None:
-        """Emit reasoning text."""
         self._note(Thoughts(text))
 
     def begin_call(self, name: str, call_id: str = "") -> None:
-        """Emit the start of a call."""
         self.commit()
         self._events.append(ToolCall(self.num_calls, name, call_id))
         self.num_calls += 1
@@ -157,7 +154,6 @@ class AnswerReader:
         return is_there
 
     def skip_space(self) -> Reading[None]:
-        """Skip white space."""
         yield from self.run(str.isspace)
 
     def run(self, belongs: Callable[[str], bool]) -> Reading[str]:

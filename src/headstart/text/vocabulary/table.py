@@ -100,8 +100,6 @@ def _word_ends(pieces: list[bytes]) -> bytes:
     return table.tobytes()
 
 
-# absorbs the space that a tokenizer puts before the first word; merges with nothing
-_ANCHOR = b"\x02"
 _MAX_SPELLED_BYTES = 32  # longest token tried when spelling
 
 
@@ -112,8 +110,9 @@ class Encoder:
         self.table = read_table(vocab)
         self._vocab = vocab
         adds_space = self.table.join(self._tokenize(b"a")) != b"a"
-        self._anchor = _ANCHOR if adds_space else b""
-        self._num_anchor_tokens = len(self._tokenize(_ANCHOR)) if adds_space else 0
+        # absorbs the space that a tokenizer puts before the first word; merges with nothing
+        self._anchor = b"\x02" if adds_space else b""
+        self._num_anchor_tokens = len(self._tokenize(self._anchor)) if adds_space else 0
         # Words repeat, and some pre-tokenizers cost 0.1 ms a call.
         self._encode_cached = lru_cache(maxsize=16384)(self._encode)
 
