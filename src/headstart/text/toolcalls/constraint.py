@@ -100,13 +100,9 @@ class CallRules:
         }
         if self._tools[name].get("strict") is not True:  # ignore unsupported keywords
             schema["x-guidance"] = {"lenient": True, "coerce_one_of": True}
-        match calls.body:
-            case JsonCall():
-                return self._json_call(calls.body, name, schema)
-            case NamedCall():
-                return self._named_call(calls.body, name, schema)
-            case _:
-                return calls.body.values(schema, self._lines, self.spelled).call(name)
+        if isinstance(calls.body, JsonCall):
+            return self._json_call(calls.body, name, schema)
+        return self._named_call(calls.body, name, schema)
 
     def _json_call(self, body: JsonCall, name: str, schema: Mapping[str, Any]) -> str:
         fields = f"{json.dumps(body.name_key)}: {json.dumps(name)}"
@@ -132,10 +128,15 @@ class CallRules:
             else fields.get(part) or self.spelled(part)
             for part in body.parts
         ]
-        if body.arguments:
-            values = _TaggedValues(body.arguments, schema, self._lines, self.spelled)
-            return " ".join([*parts, values.call(name)])
-        return " ".join([*parts, as_json(schema)])
+        match body.arguments:
+            case None:
+                arguments = as_json(schema)
+            case TaggedArguments():
+                values = _TaggedValues(body.arguments, schema, self._lines, self.spelled)
+                arguments = values.arguments()
+            case _:
+                arguments = body.arguments.values(schema, self._lines, self.spelled).arguments()
+        return " ".join([*parts, arguments])
 
     def spelled(self, marker: str) -> str:
         """A marker as literals and ids of special tokens; white space is a separate literal."""
@@ -160,9 +161,6 @@ class _TaggedValues(ValueRules):
     ) -> None:
         super().__init__(schema, lines, spelled)
         self._form = form
-
-    def call(self, name: str) -> str:
-        return self.joined(self.members(self.root))
 
     def member(self, key: str, value: Callable[[str], str]) -> str:
         form = self._form

@@ -38,7 +38,7 @@ class MarkedCalls:
     """Calls between markers: around all of them, around each, and between two."""
 
     name: str  # in /props and the log
-    body: JsonCall | NamedCall | OwnCall
+    body: JsonCall | NamedCall
     section_start: str = ""
     section_end: str = ""
     call_start: str = ""
@@ -81,16 +81,6 @@ def _take_all(reader: AnswerReader, parts: Sequence[str]) -> Reading[bool]:
         if not (yield from reader.behind_space(reader.takes(part))):
             return False
     return True
-
-
-@dataclass(frozen=True, slots=True)
-class OwnCall:
-    """A form of one call that only one family of models has."""
-
-    # parses the call that begins here; the markers may follow it. Returns whether there is one; if
-    # not, no event was emitted
-    read: Callable[[AnswerReader, Sequence[str]], Reading[bool]]
-    values: type[ValueRules]  # provides the rule of a call as `call`
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +183,10 @@ class _JsonCallReading:
 
 @dataclass(frozen=True, slots=True)
 class NamedCall:
-    """A head with the name, then the arguments: JSON, or each between markers."""
+    """A head with the name, then the arguments: JSON, each between markers, or a family's own."""
 
     head: str  # markers around {name}, {id} and the call's {number}
-    arguments: TaggedArguments | None = None  # None: one JSON object
+    arguments: TaggedArguments | OwnArguments | None = None  # None: one JSON object
     is_name_id: bool = False  # the name as it is written, `functions.name:0`, is the id
 
     @property
@@ -208,7 +198,10 @@ class NamedCall:
         name = call_id = ""
         for part in self.parts:
             if part == "{name}":
+                known = (yield from reader.sees(*sorted(reader.tools, key=len, reverse=True))) or ""
+                reader.at += len(known)
                 written = yield from reader.run(lambda char: char.isalnum() or char in "._-:/")
+                written = known + written
                 # models also write `functions.name:0`
                 shorter = re.sub(r"^functions\.|:\d+$", "", written)
                 name = written if written in reader.tools else shorter
@@ -224,15 +217,25 @@ class NamedCall:
             elif not (yield from _take_all(reader, part.split())):
                 return False
         yield from reader.skip_space()
-        # in the other form, a call may have none
-        if self.arguments is None and not (yield from reader.sees("{")):
-            return False
+        match self.arguments:  # in other forms, a call may have none
+            case None | OwnArguments(is_object=True) if not (yield from reader.sees("{")):
+                return False
         reader.begin_call(name, call_id)
         if self.arguments:
             yield from self.arguments.read(reader, name, ends)
         elif not (yield from read_value(reader, reader.arguments)):
             yield from reader.up_to(ends[:1], reader.arguments)
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class OwnArguments:
+    """Arguments in a form that only one family of models has."""
+
+    # emits the arguments of the tool of this name; the markers after them follow
+    read: Callable[[AnswerReader, str, Sequence[str]], Reading[None]]
+    values: type[ValueRules]
+    is_object: bool = False  # they begin with {
 
 
 @dataclass(frozen=True, slots=True)

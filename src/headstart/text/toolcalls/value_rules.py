@@ -59,9 +59,9 @@ class ValueRules(ABC):
         self.root, self.lines, self.spelled = schema, lines, spelled
         self._known: dict[tuple[str, str], str] = {}  # rules of references
 
-    @abstractmethod
-    def call(self, name: str) -> str:
-        """A whole call of the tool."""
+    def arguments(self) -> str:
+        """All arguments of a call."""
+        return self.joined(self.members(self.root))
 
     def text(self, end: str) -> str:
         """Any string; `end` is the text after the value."""

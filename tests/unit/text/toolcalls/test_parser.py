@@ -359,3 +359,20 @@ def test_the_key_in_which_a_call_is_cut_is_not_lost():
     text = '<|tool_call>call:send{text:<|"|>x<|"|>,subj'
     (call,) = read(FORMATS["gemma4"], [text]).calls
     assert call.arguments.startswith('{"text":"x","subj"')
+
+
+@pytest.mark.parametrize("name", ["send", "send mail"])
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        ("gemma4", "<|tool_call>call:{name} {{}}<tool_call|>"),
+        ("lfm2", "<|tool_call_start|>[{name} ()]<|tool_call_end|>"),
+        ("minimax-m3", '~<tool_call>\n~<invoke name="{name} ">~</invoke>\n~</tool_call>'),
+        ("json0", '<tool_call> {{"name": "{name}"}} </tool_call>'),
+    ],
+)
+def test_white_space_inside_and_behind_a_name_does_not_matter(family, text, name):
+    tools = [{"function": {"name": name}}]
+    text = text.format(name=name).replace("~", "]<]minimax[>[")
+    (call,) = read(FORMATS[family], list(text), tools=tools).calls
+    assert (call.name, call.arguments) == (name, "{}")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headstart.text.toolcalls.answer_format import AnswerFormat
-from headstart.text.toolcalls.formats import MarkedCalls, OwnCall
+from headstart.text.toolcalls.formats import MarkedCalls, NamedCall, OwnArguments
 from headstart.text.toolcalls.json_text import dump, python_value
 from headstart.text.toolcalls.reader import AnswerReader, Reading
 from headstart.text.toolcalls.value_rules import Members, ValueRules, quoted
@@ -17,21 +17,11 @@ from headstart.text.toolcalls.value_rules import Members, ValueRules, quoted
 _QUOTE = '<|"|>'
 
 
-def _read_call(reader: AnswerReader, ends: Sequence[str]) -> Reading[bool]:
-    """Parse a name and an object, which is emitted as JSON while it arrives."""
-    name = yield from reader.run(lambda char: char.isalnum() or char in "_.-:")
-    if name not in reader.tools or not (yield from reader.sees("{")):
-        return False
-    reader.begin_call(name)
-    yield from _read_object(reader)
-    return True
-
-
 class _GemmaValues(ValueRules):
     """Keys are in alphabetical order, as the template writes them."""
 
-    def call(self, name: str) -> str:
-        return f"{quoted(name)} {self.value(self.root)}"
+    def arguments(self) -> str:
+        return self.value(self.root)
 
     def text(self, end: str) -> str:
         return f"{self.spelled(_QUOTE)} {super().text(_QUOTE)}"
@@ -47,8 +37,8 @@ class _GemmaValues(ValueRules):
         return f'"{{" {self.joined(dict(ordered))} "}}"'
 
 
-def _read_object(reader: AnswerReader) -> Reading[None]:
-    """Emit an object as JSON, without recursion."""
+def _read_object(reader: AnswerReader, name: str, ends: Sequence[str]) -> Reading[None]:
+    """Emit an object as JSON while it arrives, without recursion."""
     open_brackets: list[str] = []
     while True:
         yield from reader.skip_space()
@@ -100,7 +90,7 @@ def _go_on(reader: AnswerReader, open_brackets: list[str]) -> Reading[bool]:
 FORMAT = AnswerFormat(
     calls=MarkedCalls(
         "gemma4",
-        OwnCall(_read_call, _GemmaValues),
+        NamedCall("{name}", OwnArguments(_read_object, _GemmaValues, is_object=True)),
         call_start="<|tool_call>call:",
         call_end="<tool_call|>",
     ),

@@ -9,18 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headstart.text.toolcalls.answer_format import AnswerFormat
-from headstart.text.toolcalls.formats import MarkedCalls, OwnCall
+from headstart.text.toolcalls.formats import MarkedCalls, NamedCall, OwnArguments
 from headstart.text.toolcalls.json_text import dump, python_value, read_rest
 from headstart.text.toolcalls.reader import AnswerReader, Reading
 from headstart.text.toolcalls.value_rules import Members, ValueRules, as_json, quoted
 
 
-def _read_call(reader: AnswerReader, ends: Sequence[str]) -> Reading[bool]:
-    """Parse a name and keyword arguments, each of which is emitted once complete."""
-    name = yield from reader.run(lambda char: char.isalnum() or char in "_.-")
-    if name not in reader.tools or not (yield from reader.takes("(")):
-        return False
-    reader.begin_call(name)
+def _read_arguments(reader: AnswerReader, name: str, ends: Sequence[str]) -> Reading[None]:
+    """Parse keyword arguments, each of which is emitted once complete."""
     reader.arguments("{")
     before = ""
     while True:
@@ -34,17 +30,12 @@ def _read_call(reader: AnswerReader, ends: Sequence[str]) -> Reading[bool]:
         before = ","
         yield from reader.takes(",")
     reader.arguments("}")
-    yield from reader.takes(")")
-    return True
 
 
 class _PythonValues(ValueRules):
     """Strings in either kind of quotes; everything else as in JSON."""
 
     separator, key_end = ", ", "="
-
-    def call(self, name: str) -> str:
-        return f'{quoted(name + "(")} {self.joined(self.members(self.root))} ")"'
 
     def text(self, end: str) -> str:
         return self.named("text", as_json({"type": "string"}) + r""" | "'" /[^'\\\n]*/ "'" """)
@@ -82,9 +73,10 @@ def _source_of_value(reader: AnswerReader) -> Reading[str]:
 FORMAT = AnswerFormat(
     calls=MarkedCalls(
         "lfm2",
-        OwnCall(_read_call, _PythonValues),
+        NamedCall("{name}(", OwnArguments(_read_arguments, _PythonValues)),
         section_start="<|tool_call_start|>[",
         section_end="]<|tool_call_end|>",
+        call_end=")",
         separator=", ",
     ),
     calls_end_thoughts=True,

@@ -17,7 +17,7 @@ from headstart.text.toolcalls.argument_types import (
     property_of,
     types_of,
 )
-from headstart.text.toolcalls.formats import MarkedCalls, OwnCall
+from headstart.text.toolcalls.formats import MarkedCalls, NamedCall, OwnArguments
 from headstart.text.toolcalls.json_text import dump, spelled_value
 from headstart.text.toolcalls.reader import AnswerReader, Reading
 from headstart.text.toolcalls.value_rules import (
@@ -31,12 +31,8 @@ from headstart.text.toolcalls.value_rules import (
 _NS = "]<]minimax[>["
 
 
-def _read_call(reader: AnswerReader, ends: Sequence[str]) -> Reading[bool]:
-    """Parse a name and one element for each argument, which is emitted when it is complete."""
-    name = yield from reader.run(lambda char: char not in '"<>\n')
-    if name not in reader.tools or not (yield from reader.takes('">')):
-        return False
-    reader.begin_call(name)
+def _read_arguments(reader: AnswerReader, name: str, ends: Sequence[str]) -> Reading[None]:
+    """Parse one element for each argument, which is emitted when it is complete."""
     reader.arguments("{")
     before = ""
     while key := (yield from reader.behind_space(_read_tag(reader))):
@@ -46,7 +42,6 @@ def _read_call(reader: AnswerReader, ends: Sequence[str]) -> Reading[bool]:
         reader.arguments(f"{before}{dump(key)}:{dump(_value(text, schema, root))}")
         before = ","
     reader.arguments("}")
-    return True
 
 
 def _read_tag(reader: AnswerReader) -> Reading[str]:
@@ -61,9 +56,6 @@ class _ElementValues(ValueRules):
     """Nested elements; only the schema tells an empty list or object from an empty string."""
 
     separator = ""
-
-    def call(self, name: str) -> str:
-        return f"{quoted(name + chr(34) + '>')} {self.joined(self.members(self.root))}"
 
     def literal(self, value: Any, end: str) -> str:
         return f"{quoted(value if isinstance(value, str) else dump(value))} {self.spelled(end)}"
@@ -135,7 +127,7 @@ def _children(text: str) -> list[tuple[str, str]] | None:
 FORMAT = AnswerFormat(
     calls=MarkedCalls(
         "minimax-m3",
-        OwnCall(_read_call, _ElementValues),
+        NamedCall('{name}">', OwnArguments(_read_arguments, _ElementValues)),
         section_start=_NS + "<tool_call>\n",
         section_end=_NS + "</tool_call>",
         call_start=_NS + '<invoke name="',
