@@ -94,8 +94,7 @@ def test_speculators_do_not_know_each_other() -> None:
     """`suffix_alignment.py` stands beside `suffix.py`, which alone may import it; bases and the
     states of targets are for all.
     """
-    common = {"__init__", "base", "base_texts", "base_states"}
-    common |= {"target_states"}
+    common = {"__init__", "base", "base_texts", "base_states", "target_states"}
     names = {path.stem for path in (PACKAGE / "speculators").glob("*.py")} - common
     owners = {
         name: min((one for one in names if f"{name}_".startswith(f"{one}_")), key=len)

@@ -150,9 +150,8 @@ class Committer:
             return b"".join(self._shown(sequence, token) for token in emitted), len(emitted)
         shown = []
         for index, token in enumerate(emitted):
-            certain, word = sequence.stop.feed(indent.feed(self._shown(sequence, token)))
-            shown.append(certain)
-            if word is not None or indent.is_over or (is_late and self._ends_line(token)):
+            shown.append(sequence.stop.feed(indent.feed(self._shown(sequence, token))))
+            if sequence.stop.found or indent.is_over or (is_late and self._ends_line(token)):
                 return b"".join(shown), index + 1
         return b"".join(shown), len(emitted)
 

@@ -157,7 +157,10 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
         if history is None:
             return
         if not history.namespace:
-            self._learn(history)
+            # not the prompt, which chats repeat every turn
+            self._dynamic.learn(history.tokens, history.num_prompt)
+            self._num_unsaved += len(history.tokens) - history.num_prompt
+            self._num_learned += 1
         elif self._dynamic_path and not self._has_warned:
             self._has_warned = True
             log.warning(
@@ -172,12 +175,6 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
             self.end(seq_id)
         else:  # all counts are saved
             super().end(seq_id)
-
-    def _learn(self, history: CountedHistory) -> None:
-        """Learn the generated tokens, not the prompt, which chats repeat every turn."""
-        self._dynamic.learn(history.tokens, history.num_prompt)
-        self._num_unsaved += len(history.tokens) - history.num_prompt
-        self._num_learned += 1
 
     def _save(self) -> None:
         path = self._dynamic_path

@@ -18,19 +18,19 @@ class StopStrings:
         self._held = b""
         self.found = b""  # the stop string that ended the text
 
-    def feed(self, piece: bytes) -> tuple[bytes, bytes | None]:
-        """Returns (bytes that are certain to be text, the stop string found or None)."""
+    def feed(self, piece: bytes) -> bytes:
+        """The bytes that are certain to be text; a stop string ends it, see `found`."""
         if not self._stops:
-            return piece, None
+            return piece
         held = self._held + piece
         found = [(held.find(stop), -len(stop), stop) for stop in self._stops if stop in held]
         if found:
             start, _, stop = min(found)  # the earliest; of two at one place the longer
             self._held, self.found = b"", stop
-            return held[:start], stop
+            return held[:start]
         keep = num_begun(held, self._stops)
         self._held = held[len(held) - keep :]
-        return held[: len(held) - keep], None
+        return held[: len(held) - keep]
 
     def flush(self) -> bytes:
         """The bytes still held back: the text ended without a stop string."""
