@@ -14,7 +14,7 @@ from headstart.text.toolcalls.argument_types import parameters_of, types_of
 from headstart.text.toolcalls.formats import JsonCall, MarkedCalls, NamedCall, TaggedArguments
 from headstart.text.toolcalls.json_text import dump
 from headstart.text.toolcalls.reader import Tools
-from headstart.text.toolcalls.value_rules import Members, ValueRules, as_json, quoted
+from headstart.text.toolcalls.value_rules import ValueRules, as_json, quoted
 from headstart.types.constraint import Constraint, ConstraintKind
 
 TokenOf = Callable[[str], int | None]
@@ -190,9 +190,6 @@ class _TaggedValues(ValueRules):
     def scalar(self, schema: Any, end: str) -> str:
         """A value in JSON."""
         return f"{self._attribute(is_text=False)} {as_json(schema, self.root)} {self.spelled(end)}"
-
-    def object_of(self, members: Members, end: str) -> str:
-        return self.scalar({"type": "object"}, end)
 
     def _attribute(self, *, is_text: bool) -> str:
         form = self._form

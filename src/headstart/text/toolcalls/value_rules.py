@@ -81,9 +81,9 @@ class ValueRules(ABC):
         """A property of an object; `value` makes the rule of its value from the text after it."""
         return f"{quoted(key + self.key_end)} {value('')}"
 
-    @abstractmethod
     def object_of(self, members: Members, end: str) -> str:
-        """An object."""
+        """An object; any, unless the form has rules for its members."""
+        return self.scalar({"type": "object"}, end)
 
     def scalar(self, schema: Any, end: str) -> str:
         """A number, true, false or null."""

@@ -12,7 +12,7 @@ from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.formats import MarkedCalls, NamedCall, OwnArguments
 from headstart.text.toolcalls.json_text import dump, python_value, read_rest
 from headstart.text.toolcalls.reader import AnswerReader, Reading
-from headstart.text.toolcalls.value_rules import Members, ValueRules, as_json, quoted
+from headstart.text.toolcalls.value_rules import ValueRules, as_json, quoted
 
 
 def _read_arguments(reader: AnswerReader, name: str, ends: Sequence[str]) -> Reading[None]:
@@ -49,9 +49,6 @@ class _PythonValues(ValueRules):
     def value(self, schema: Any, end: str = "", depth: int = 0) -> str:
         is_object = isinstance(schema, Mapping) and schema.get("type") == "object"
         return as_json(schema, self.root) if is_object else super().value(schema, end, depth)
-
-    def object_of(self, members: Members, end: str) -> str:
-        return as_json({"type": "object"}, self.root)
 
 
 def _source_of_value(reader: AnswerReader) -> Reading[str]:
