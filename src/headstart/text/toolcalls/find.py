@@ -65,7 +65,8 @@ class _Probe:
         self.generation_prompt = ""
         with contextlib.suppress(RequestError):  # what is refused has no format
             self.generation_prompt = template.generation_prompt([QUESTION], tools=_tools())
-        self.message_end = self.around_content(strips=False)[1]
+        start, found, self.message_end = (self.answer(content=CONTENT) or "").partition(CONTENT)
+        self._content_start = start if found else ""
 
     def answer(self, **message: Any) -> str | None:
         """The rendered assistant message, without the generation prompt."""
@@ -89,16 +90,12 @@ class _Probe:
             raise NotSupportedError("the template does not show tool calls")
         return text
 
-    def around_content(self, *, strips: bool = True) -> tuple[str, str]:
+    def around_content(self) -> tuple[str, str]:
         """The markers around content, without reasoning and the end of turn."""
-        text = self.answer(content=CONTENT)
-        if text is None or CONTENT not in text:
-            return "", ""
-        start, _, end = text.partition(CONTENT)
-        if not strips:
-            return start, end
-        start = self.without_thoughts(start)
-        return start.strip() if _is_marker(start) else "", _content_end(end)
+        tag = re.match(r"\s*<[^<>]*>", self.message_end)
+        end = _content_marker(tag[0]) if tag else ""
+        start = _content_marker(self.without_thoughts(self._content_start))
+        return start, end if "END" in end.upper() else ""
 
     def without_thoughts(self, text: str) -> str:
         thinking = self._template.thinking
@@ -106,16 +103,11 @@ class _Probe:
         return text.rpartition(end)[2] if end else text
 
 
-def _is_marker(text: str) -> bool:
-    """Whether it is a single tag for content."""
+def _content_marker(text: str) -> str:
+    """The text without white space around it if it is a single tag for content, else ""."""
     words = ("RESPONSE", "TEXT", "content", "response")
-    return bool(re.fullmatch(r"\s*(<[^<>]*>)\s*", text)) and any(word in text for word in words)
-
-
-def _content_end(text: str) -> str:
-    first = re.match(r"\s*<[^<>]*>", text)
-    is_marker = first and _is_marker(first[0]) and "END" in first[0].upper()
-    return first[0].strip() if first and is_marker else ""
+    is_marker = re.fullmatch(r"\s*<[^<>]*>\s*", text) and any(word in text for word in words)
+    return text.strip() if is_marker else ""
 
 
 def _call(at: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
