@@ -46,9 +46,9 @@ from headstart.extras.bench.report import table_head, table_row
 from headstart.scheduler.scheduler import Scheduler
 from headstart.testing import ByteVocab
 from headstart.types import LAST_STATE, Batch, Logits
+from headstart.types.engine import Blocks
 from headstart.types.request import Request
 from headstart.types.sampling_params import SamplingParams
-from headstart.types.state_batch import Blocks
 
 LIMITS_MS = {(1, 32_000, "greedy"): 0.2, (1, 32_000, "sampled"): 0.5}  # off, one slot
 VOCABULARIES = (4096, 32_000, 151_936)

@@ -26,8 +26,8 @@ from headstart.types import (
     Draft,
     DraftRequest,
 )
+from headstart.types.engine import Blocks
 from headstart.types.request import Request
-from headstart.types.state_batch import Blocks, StateBatch
 
 LAYERS = frozenset({LAST_STATE, 2})
 States = dict[int, NDArray[np.float32]]
@@ -141,7 +141,6 @@ class FakeHeads(Model):
 
     def launch(self, batch: Batch) -> None:
         self.num_calls += 1
-        assert isinstance(batch, StateBatch)
         assert batch.num_outputs in (0, batch.num_rows), "some rows have outputs and some have not"
         if self.cells_used() + batch.num_rows > self.num_cells:
             raise ContextFullError

@@ -21,9 +21,9 @@ from headstart.scheduler.step import StepRecord
 from headstart.scheduler.warm_up import WarmUp
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.types import Engine, Vocab
+from headstart.types.engine import DraftContext
 from headstart.types.errors import ConfigError, HeadstartError
 from headstart.types.request import Request, RequestStats
-from headstart.types.state_batch import DraftContext
 
 LONGEST_DRAFT = 32  # tokens that any arm may verify in a step and slot
 

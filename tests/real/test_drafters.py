@@ -35,7 +35,6 @@ from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.types import LAST_STATE, Batch
 from headstart.types.errors import ModelError
-from headstart.types.state_batch import StateBatch
 
 CONFIG = EngineConfig(context=256, gpu_layers=0)
 Write = Callable[[Path], Path]
@@ -204,7 +203,7 @@ def test_injected_features_are_found_at_their_positions(tmp_path: Path) -> None:
     target = open_target(drafters.aligned_target(tmp_path / "target.gguf"))
     one = open_drafter(drafters.aligned_dflash(tmp_path / "dflash.gguf"), target)
     read = TEXT[:20]
-    features = StateBatch(128, one.feature_width, has_tokens=False)
+    features = Batch(128, one.feature_width, has_tokens=False)
     features.add_rows(1, 0, read, features_of(target, read, WIDTH))
     one.decode(features)
     block = Batch(128)

@@ -25,10 +25,10 @@ def _make(batch: Batch) -> Any:
     counts = np.ones(batch.capacity, np.int32)
     addresses = batch.seq_ids.ctypes.data + 4 * np.arange(batch.capacity, dtype=np.uint64)
     made = api.llama_batch()
-    if getattr(batch, "has_tokens", True):
+    if batch.has_tokens:
         made.token = _pointer(batch.tokens, ctypes.c_int32)
-    if (states := getattr(batch, "states", None)) is not None:  # a batch with hidden states
-        made.embd = _pointer(states, ctypes.c_float)
+    if batch.states.size:
+        made.embd = _pointer(batch.states, ctypes.c_float)
     made.pos = _pointer(batch.positions, ctypes.c_int32)
     made.n_seq_id = _pointer(counts, ctypes.c_int32)
     made.seq_id = _pointer(addresses, ctypes.POINTER(ctypes.c_int32))

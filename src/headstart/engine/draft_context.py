@@ -23,8 +23,8 @@ from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.types import Batch, CacheKind
 from headstart.types.constraint import NO_LIMIT
+from headstart.types.engine import Blocks
 from headstart.types.errors import EngineError
-from headstart.types.state_batch import Blocks, StateBatch
 
 _ASSISTANT, _BLOCK = "gemma4-assistant", "dflash"
 
@@ -64,7 +64,7 @@ class LlamaDraftContext(LlamaEngine):
         if not self._is_heads:
             num_layers = int(api.llama_model_target_layer_ids_n(handle))
             self.feature_width = num_layers * int(api.llama_model_n_embd(target_handle))
-            self._encoding = StateBatch(self.max_batch_tokens, self.feature_width, has_tokens=False)
+            self._encoding = Batch(self.max_batch_tokens, self.feature_width, has_tokens=False)
         self.blocks = _blocks(model) if architecture == _BLOCK else None
         if self.blocks:
             is_causal = model.metadata().get("dflash.attention.causal") == "true"
@@ -87,9 +87,9 @@ class LlamaDraftContext(LlamaEngine):
         self.cache_kind, self.max_padding, self.window = CacheKind.CUT, NO_LIMIT, 0
 
     def launch(self, batch: Batch) -> None:
-        if (head := getattr(batch, "head", 0)) != self._head:
-            api.llama_set_nextn_layer_offset(self.handle, head)
-            self._head = head
+        if batch.head != self._head:
+            api.llama_set_nextn_layer_offset(self.handle, batch.head)
+            self._head = batch.head
         self._num_rows = batch.num_outputs
         super().launch(batch)
 

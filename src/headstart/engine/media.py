@@ -27,10 +27,10 @@ from headstart.engine.library import api
 from headstart.engine.machine import default_threads
 from headstart.engine.model import Model
 from headstart.structures.system import use_any_core
+from headstart.types import Batch
 from headstart.types.errors import EngineError, ModelError, RequestError
 from headstart.types.media import MediaChunk, MediaPart, MediaQuestion
 from headstart.types.request import ErrorEvent, ReplyEvent, error_event
-from headstart.types.state_batch import StateBatch
 
 log = logging.getLogger(__name__)
 Parts = tuple[tuple[MediaPart, ...], ...]
@@ -111,12 +111,12 @@ class LlamaChunk:
 
     def rows(
         self, seq_id: int, start: int, position: int, offset: int, ids: Sequence[int]
-    ) -> StateBatch:
+    ) -> Batch:
         """Its cells from `offset` on as a batch, starting at row `start`; `position` is that of the
         chunk, in models with M-RoPE.
         """
         values = self.embeddings()[offset : offset + len(ids)]
-        rows = StateBatch(len(ids), values.shape[1], has_tokens=False)
+        rows = Batch(len(ids), values.shape[1], has_tokens=False)
         rows.add_rows(seq_id, start, ids, values)
         if self.positions is not None:
             rows.positions = self.positions[:, offset : offset + len(ids)] + np.int32(position)

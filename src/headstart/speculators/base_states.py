@@ -22,7 +22,7 @@ from headstart.speculators.base import SAMPLE_ROWS, Speculator, times_of
 from headstart.speculators.target_states import TargetStates
 from headstart.text.vocabulary.draft_tokenizer import DraftBuilder, Preference
 from headstart.types import Batch, ContextFullError, DecodedStates, Draft, DraftRequest
-from headstart.types.state_batch import DraftContext, StateBatch
+from headstart.types.engine import DraftContext
 
 CONTEXT_FULL = "draft context full"
 MERGED_ROWS = 8  # a draft with more rows to read than this may have to wait
@@ -49,7 +49,7 @@ class StateSpeculator(Speculator):
         """
         self.context, self.state_layers = context, frozenset(layers)
         self.width = context.feature_width or context.state_width  # of the target's states
-        self.batch = StateBatch(context.max_batch_tokens, context.state_width)
+        self.batch = Batch(context.max_batch_tokens, context.state_width)
         self.num_decoded = 0  # rows
         self.lost: dict[str, int] = {}  # times that caches could not follow, by reason
         self.sequences: dict[int, TargetStates] = {}  # by sequence of the target
@@ -66,7 +66,7 @@ class StateSpeculator(Speculator):
         if blocks:
             self._longest = blocks.size - (not blocks.has_anchor)
             # these are states without tokens
-            self._rows = StateBatch(context.max_batch_tokens, self.width, has_tokens=False)
+            self._rows = Batch(context.max_batch_tokens, self.width, has_tokens=False)
         # maximum rows with outputs that a draft adds to a decode
         self._rows_per_draft = blocks.size if blocks else 1 + num_heads
         self._preference = Preference("auto")

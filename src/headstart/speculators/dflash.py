@@ -18,7 +18,7 @@ from headstart.speculators.base import register
 from headstart.speculators.base_states import StateSpeculator
 from headstart.speculators.target_states import TargetStates
 from headstart.types import Batch
-from headstart.types.state_batch import Blocks, DraftContext
+from headstart.types.engine import Blocks, DraftContext
 
 
 @register

@@ -15,7 +15,7 @@ from typing import Any
 from headstart.speculators.base import register
 from headstart.speculators.base_states import StateSpeculator
 from headstart.types import LAST_STATE
-from headstart.types.state_batch import DraftContext
+from headstart.types.engine import DraftContext
 
 
 @register

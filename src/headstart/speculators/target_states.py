@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.vocabulary.draft_tokenizer import DraftBuilder
-from headstart.types.state_batch import DraftContext
+from headstart.types.engine import DraftContext
 
 States = NDArray[np.float32]
 

@@ -76,19 +76,23 @@ class Batch:
 
     Rows of one sequence are adjacent and in order of position. `Engine.decode` returns output rows
     in the order in which they were added. Cells of an image are decoded separately: `media` has the
-    chunk, and the index of its first cell in the batch.
+    chunk, and the index of its first cell in the batch. A draft model's rows may carry hidden
+    states, of the tokens before theirs, or consist of states alone.
     """
 
     __slots__ = (
-        *("media", "native", "num_outputs", "num_rows", "positions", "prompts", "seq_ids"),
-        *("tokens", "wants_logits"),
+        *("has_tokens", "head", "media", "native", "num_outputs", "num_rows", "positions"),
+        *("prompts", "seq_ids", "states", "tokens", "wants_logits"),
     )
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, state_width: int = 0, *, has_tokens: bool = True) -> None:
         self.tokens = np.zeros(capacity, np.int32)
         self.positions = np.zeros(capacity, np.int32)
         self.seq_ids = np.zeros(capacity, np.int32)
         self.wants_logits = np.zeros(capacity, np.int8)
+        self.states = np.zeros((capacity, state_width), np.float32)
+        self.has_tokens = has_tokens
+        self.head = 0  # index of the multi-token head that computes the batch
         self.num_rows = 0
         self.num_outputs = 0
         self.prompts = set[int]()  # sequences whose rows belong to prompts
@@ -127,6 +131,19 @@ class Batch:
         self.wants_logits[start:end] = 1
         self.num_rows = end
         self.num_outputs += len(tokens)
+
+    def add_rows(
+        self, seq_id: int, position: int, tokens: Sequence[int], states: NDArray[np.float32]
+    ) -> None:
+        """Append adjacent rows without outputs; `states` has one row per token."""
+        start = self.num_rows
+        self.add(seq_id, position, tokens, 0)
+        self.states[start : self.num_rows] = states
+
+    def want_all(self) -> None:
+        """Request logits and states for all rows."""
+        self.wants_logits[: self.num_rows] = 1
+        self.num_outputs = self.num_rows
 
 
 class Filters(Protocol):
@@ -295,6 +312,40 @@ class Engine(Protocol):
 
     def make_filters(self, params: SamplingParams) -> Filters:
         """Filters for one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How a model drafts several tokens in one decode."""
+
+    size: int  # rows of a block, starting with the last token of the text
+    mask_id: int  # placeholder for a token to draft
+    # whether the first row drafts the next token; otherwise each row drafts its own token
+    has_anchor: bool
+    has_confidence: bool  # states are probabilities of acceptance
+
+
+class DraftContext(Engine, Protocol):
+    """A model, or multi-token heads, that draft from a target's hidden states.
+
+    From token p and a state of token p - 1 it predicts token p + 1, and computes its own state of
+    token p. Its batches carry states; rows without tokens are written to the cache unchanged. Any
+    suffix of a sequence can be dropped. Either all rows of a decode have outputs or none.
+    """
+
+    num_heads: int  # each has its own sequences
+    state_width: int  # of the states read besides tokens, and of those computed
+    # input width of `encode`, or of a batch without tokens: the target's layers concatenated; 0: it
+    # reads the target's states directly
+    feature_width: int
+    shares_target: bool  # it reads the target's cache and writes nothing
+    blocks: Blocks | None  # None: drafts token by token
+
+    def outputs(self) -> NDArray[np.float32]:
+        """States of the last decode's rows if they had outputs, shape (rows, state_width)."""
+
+    def encode(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Convert the target's states to those read besides tokens, shape (rows, state_width)."""
 
 
 @dataclass(frozen=True, slots=True)
