@@ -167,7 +167,9 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        return self.error.error if self.error else self.end.reason if self.end else ""
+        if self.error:
+            return type(self.error.error).__name__
+        return self.end.reason if self.end else ""
 
     def add(self, event: Event) -> None:
         assert self.end is None

@@ -22,7 +22,7 @@ from headstart.scheduler.warm_up import WarmUp
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.types import Engine, Vocab
 from headstart.types.engine import DraftContext
-from headstart.types.errors import ConfigError, HeadstartError
+from headstart.types.errors import ConfigError, HeadstartError, in_words
 from headstart.types.request import Request, RequestStats
 
 LONGEST_DRAFT = 32  # tokens that any arm may verify in a step and slot
@@ -141,7 +141,7 @@ def answer(scheduler: Scheduler, requests: Sequence[Request]) -> Run:
         collect(scheduler, found)
     seconds = scheduler.clock() - started
     if errors := [one.error for one in found.values() if one.error]:
-        raise HeadstartError(f"a request failed: {errors[0].error}: {errors[0].message}")
+        raise HeadstartError(f"a request failed: {in_words(errors[0].error)}")
     if failures := [
         f"{speculator.name} in {speculator.failure}"
         for speculator in scheduler.drafting.speculators.values()

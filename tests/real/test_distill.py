@@ -285,7 +285,7 @@ def test_a_trial_answers_alike_with_both_and_times_each(folder: Path, monkeypatc
 
 def test_a_trial_whose_texts_cannot_be_answered_is_none(folder: Path, monkeypatch) -> None:
     broken, texts = Mock(has_work=True), recorded(folder)
-    broken.take_events.return_value = [ErrorEvent("later 0", "EngineError", "a decode failed")]
+    broken.take_events.return_value = [ErrorEvent("later 0", EngineError("a decode failed"))]
     monkeypatch.setattr(trial, "build_scheduler", lambda *given: (broken, None))
     with pytest.raises(EngineError, match="a decode failed"):
         trial.run_trial(CONFIG, path(TARGET), WAYS, texts[:2], texts[2:6])

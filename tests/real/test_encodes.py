@@ -181,7 +181,7 @@ def test_behind_a_damaged_file_no_other_of_its_request_is_read(files: Models, mo
     media.ask(MediaQuestion("damaged", asked))
     (event,) = answered(media)
     assert isinstance(event, ErrorEvent)
-    assert "a file is damaged" in event.message
+    assert "a file is damaged" in str(event.error)
     assert [file for (file,) in read] == [*asked[:2]]
 
 

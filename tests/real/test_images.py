@@ -382,4 +382,4 @@ def test_an_image_that_must_be_decoded_at_once_has_to_fit(tmp_path: Path) -> Non
     scheduler.media.ask(MediaQuestion("q", (picture(1, 60, 60),)))
     (event,) = scheduler.media.answers(10.0)
     assert isinstance(event, ErrorEvent)
-    assert "--ubatch-size" in event.message
+    assert "--ubatch-size" in str(event.error)

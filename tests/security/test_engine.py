@@ -33,7 +33,7 @@ from tests.server.serving import serving
 from headstart.sampling.sampler import PIECE
 from headstart.server import event_stream
 from headstart.types.errors import CapacityError, EngineError, RpcWorkerError, WorkerDeadError
-from headstart.types.request import FinishEvent, Request, RequestStats
+from headstart.types.request import Event, FinishEvent, Request, RequestStats
 from headstart.types.sampling_params import SamplingParams
 from headstart.worker import client as client_module
 from headstart.worker import pipes
@@ -72,8 +72,8 @@ class Commands:
     def __init__(self) -> None:
         self.theirs, pipe = multiprocessing.Pipe(duplex=False)
         self.source, self.items = Items(self.theirs.fileno()), list[bytes]()
-        self.refused: list[str] = []
-        self.sender = Sender(pipe, lambda request_id, error: self.refused.append(request_id))
+        self.refused: list[Event] = []
+        self.sender = Sender(pipe, self.refused.extend)
 
     def send(self, *names: str, prompt: Sequence[int] = (1,), tenant: str = "") -> None:
         for name in names:
@@ -119,7 +119,7 @@ def test_many_requests_for_a_busy_engine_make_room_for_another_tenant_s(commands
     with pytest.raises(CapacityError):
         commands.send("a", tenant="a lora")
     commands.send("b", tenant="b")
-    assert commands.refused == NAMES[-1:]
+    assert [one.request_id for one in commands.refused] == NAMES[-1:]
 
 
 def test_sending_and_taking_back_look_at_none_of_the_requests_that_wait(commands, monkeypatch):

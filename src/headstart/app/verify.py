@@ -21,6 +21,7 @@ from headstart.sampling.sampler import Sampler
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.widths import WidthComparison, logits_behind
 from headstart.types import CacheKind, DraftMode
+from headstart.types.errors import in_words
 from headstart.types.request import (
     ErrorEvent,
     FinishEvent,
@@ -203,7 +204,7 @@ def _answer(scheduler: Scheduler, requests: Sequence[Request], way: Way) -> list
             if isinstance(event, TokenEvent):
                 tokens[name] = tokens.get(name, ()) + event.tokens
             elif isinstance(event, ErrorEvent):
-                errors[name] = f"{event.error}: {event.message}"
+                errors[name] = in_words(event.error)
             elif isinstance(event, FinishEvent):
                 tokens.setdefault(name, ())
     ids = [request.request_id for request in requests]

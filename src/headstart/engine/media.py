@@ -28,9 +28,9 @@ from headstart.engine.machine import default_threads
 from headstart.engine.model import Model
 from headstart.structures.system import use_any_core
 from headstart.types import Batch
-from headstart.types.errors import EngineError, ModelError, RequestError
+from headstart.types.errors import EngineError, HeadstartError, ModelError, RequestError
 from headstart.types.media import MediaChunk, MediaPart, MediaQuestion
-from headstart.types.request import ErrorEvent, ReplyEvent, error_event
+from headstart.types.request import ErrorEvent, ReplyEvent
 
 log = logging.getLogger(__name__)
 Parts = tuple[tuple[MediaPart, ...], ...]
@@ -245,8 +245,10 @@ class Projector:
             _, asked = self._questions.pop(name)
             try:
                 found.append(ReplyEvent(name, asked.result()))
+            except HeadstartError as error:
+                found.append(ErrorEvent(name, error))
             except Exception as error:  # reported to the client
-                found.append(error_event(name, error))
+                found.append(ErrorEvent(name, HeadstartError(str(error))))
         self._forget()
         return found
 

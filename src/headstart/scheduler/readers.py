@@ -15,13 +15,13 @@ from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import End, SequencePlan, StepRecord
 from headstart.types.report import Counters, SpeculatorReport
 from headstart.types.request import (
+    ErrorEvent,
     Event,
     FinishEvent,
     PromptEvent,
     RequestStats,
     TokenEvent,
     VerifiedDraft,
-    error_event,
 )
 from headstart.types.speculation_stats import SpeculationStats
 
@@ -151,7 +151,7 @@ class StepOutcomes:
         has_run = sequence.admitted is not None
         if end.error is not None:
             self._counters.requests_failed += has_run
-            return error_event(request_id, end.error, stats if has_run else None)
+            return ErrorEvent(request_id, end.error, stats if has_run else None)
         if has_run:
             self._counters.add_request(stats)
         if end.rest:

@@ -23,7 +23,7 @@ from headstart.structures.system import use_any_core
 from headstart.types import Engine
 from headstart.types.errors import CapacityError, EngineError, RequestError
 from headstart.types.media import MediaStore
-from headstart.types.request import ErrorEvent, ReplyEvent, SlotAction, ThoughtsEnd, error_event
+from headstart.types.request import ErrorEvent, ReplyEvent, SlotAction, ThoughtsEnd
 
 Steps = Generator[Future[Any], None, ReplyEvent]
 """An action on a slot: it yields work for a thread, and continues once that is done."""
@@ -56,10 +56,10 @@ class SlotActions:
             except StopIteration as over:
                 events.append(over.value)
             except (CapacityError, EngineError, RequestError) as refused:
-                events.append(error_event(action.request_id, refused))
+                events.append(ErrorEvent(action.request_id, refused))
             except MemoryError:
                 full = EngineError("there is not enough main memory for the state of a slot")
-                events.append(error_event(action.request_id, full))
+                events.append(ErrorEvent(action.request_id, full))
             self.waiting.popleft()
         return events
 

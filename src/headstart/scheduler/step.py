@@ -13,6 +13,7 @@ from headstart.control.values import DraftCall, Step
 from headstart.scheduler.sequence import Sequence
 from headstart.types import Batch, Draft
 from headstart.types.constraint import NO_LIMIT
+from headstart.types.errors import HeadstartError
 from headstart.types.request import RequestStats, TokenLogprob
 
 BELOW_BREAK_EVEN = "below break-even"
@@ -132,7 +133,7 @@ class End:
     sequence: Sequence
     reason: str = "error"  # that of `FinishEvent`, unless it failed
     is_truncated: bool = False
-    error: Exception | None = None
+    error: HeadstartError | None = None
     # set when it is detached
     stats: RequestStats = field(default_factory=RequestStats)  # without draft counts
     rest: bytes = b""  # text withheld because it could have begun a stop string

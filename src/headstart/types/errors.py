@@ -17,6 +17,7 @@ HeadstartError
 
 from __future__ import annotations
 
+import copyreg
 import difflib
 from collections.abc import Iterable
 
@@ -27,6 +28,10 @@ class HeadstartError(Exception):
     status = 500
     type = ""  # `type` in the body; empty: the default of the status
     retry_after = 0  # seconds; 0: retrying does not help
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle without calling the constructor, whose arguments may not be those of the base."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class ConfigError(HeadstartError):

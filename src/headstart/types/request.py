@@ -6,7 +6,7 @@ These cross the process border, so they are plain values that pickle compactly.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from headstart.types import DraftMode
 from headstart.types.constraint import Constraint, ThoughtLimit
-from headstart.types.errors import RequestError
+from headstart.types.errors import HeadstartError, RequestError
 from headstart.types.media import MediaChunk, MediaQuestion
 from headstart.types.sampling_params import SamplingParams
 from headstart.types.speculation_stats import SpeculationStats
@@ -292,20 +292,12 @@ class ReplyEvent:
 
 @dataclass(frozen=True, slots=True)
 class ErrorEvent:
-    """The last event of a request that failed: the name of an exception class and its message."""
+    """The last event of a request that failed."""
 
     is_last: ClassVar[bool] = True
     request_id: str
-    error: str
-    message: str
-    details: Mapping[str, object] = field(default_factory=dict)  # attributes of the exception
+    error: HeadstartError
     stats: RequestStats | None = None  # None: refused before it ran
-
-
-def error_event(request_id: str, error: Exception, stats: RequestStats | None = None) -> ErrorEvent:
-    """The event for an exception that ended a request."""
-    details = {k: v for k, v in vars(error).items() if isinstance(v, int | str)}
-    return ErrorEvent(request_id, type(error).__name__, str(error), details, stats)
 
 
 Event = (

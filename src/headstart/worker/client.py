@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from headstart.types import errors
 from headstart.types.errors import (
     CapacityError,
     HeadstartError,
@@ -164,7 +163,7 @@ class WorkerClient:
                         self._note_end(event)
                     find = self._deliver.pop if event.is_last else self._deliver.get
                     if (deliver := find(event.request_id, None)) is not None:
-                        deliver(_as_exception(event) if isinstance(event, ErrorEvent) else event)
+                        deliver(event.error if isinstance(event, ErrorEvent) else event)
             case WorkerReport():
                 self._report = said
             case float():
@@ -270,12 +269,3 @@ def _load_error(error: BaseException, failure: str) -> HeadstartError:
             f"{failure} while it loaded the models; a file is damaged, or memory ran out"
         )
     return error if isinstance(error, HeadstartError) else HeadstartError(failure)
-
-
-def _as_exception(event: ErrorEvent) -> HeadstartError:
-    kind = getattr(errors, event.error, HeadstartError)
-    error: HeadstartError = kind.__new__(kind)
-    Exception.__init__(error, event.message)
-    for name, value in event.details.items():
-        setattr(error, name, value)
-    return error

@@ -27,7 +27,7 @@ from headstart.types.errors import (
 )
 from headstart.types.media import LoadedChunk
 from headstart.types.report import Counters
-from headstart.types.request import EmbeddingEvent, EmbeddingRequest, Event, error_event
+from headstart.types.request import EmbeddingEvent, EmbeddingRequest, ErrorEvent, Event
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class EmbeddingQueue:
         )
         for job in found:
             self._drop(job)
-            self._events.append(error_event(job.request.request_id, QuotaError("queue", words)))
+            self._events.append(ErrorEvent(job.request.request_id, QuotaError("queue", words)))
 
     def _check(self, texts: Sequence[Sequence[int]], *, has_media: bool) -> None:
         """Check all tokens at once: thousands of texts one by one would block the loop."""
@@ -221,7 +221,7 @@ class EmbeddingQueue:
             failed = dict.fromkeys([self._long] if self._long else [job for job, _ in group])
             for job in failed:
                 self._drop(job)
-                self._events.append(error_event(job.request.request_id, error))
+                self._events.append(ErrorEvent(job.request.request_id, error))
             return
         self._counters.embedded_tokens += num_tokens
         self._counters.prompt_tokens += num_tokens  # as in llama-server

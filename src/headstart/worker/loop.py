@@ -27,12 +27,12 @@ from headstart.types.media import MediaQuestion
 from headstart.types.report import DiskReport, SlotReport, WorkerReport
 from headstart.types.request import (
     EmbeddingRequest,
+    ErrorEvent,
     Event,
     ReplyEvent,
     SlotAction,
     ThoughtsEnd,
     Work,
-    error_event,
 )
 from headstart.types.widths import WidthClasses
 from headstart.worker.pipes import COMMAND_SECONDS, Cancel, Command, Said, Stop
@@ -197,7 +197,7 @@ def _obey(
             scheduler.submit(command)
             log_begin(command, progress)
     except (RequestError, CapacityError, EngineError) as error:
-        send([error_event(command.request_id, error)])
+        send([ErrorEvent(command.request_id, error)])
 
 
 def make_report(scheduler: Scheduler) -> WorkerReport:

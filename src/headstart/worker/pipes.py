@@ -24,7 +24,14 @@ from headstart.structures.prefix import packed
 from headstart.structures.tenants import surplus, tenant_of
 from headstart.types.errors import CapacityError, QuotaError
 from headstart.types.report import WorkerInfo, WorkerReport
-from headstart.types.request import EmbeddingRequest, Event, Request, TokenEvent, Work
+from headstart.types.request import (
+    EmbeddingRequest,
+    ErrorEvent,
+    Event,
+    Request,
+    TokenEvent,
+    Work,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +69,10 @@ _COUNTED = (Request, EmbeddingRequest)
 class Sender:
     """A bounded queue and the thread that writes it to a pipe."""
 
-    def __init__(self, pipe: Connection, refuse: Callable[[str, QuotaError], None]) -> None:
-        """`refuse`: called for a request that was dropped for another tenant's."""
+    def __init__(self, pipe: Connection, tell: Callable[[list[Event]], None]) -> None:
+        """`tell`: called with the ends of requests that were dropped for another tenant's."""
         self._pipe = pipe
-        self._refuse = refuse
+        self._tell = tell
         self._commands: OrderedDict[str | int, Command] = OrderedDict()  # work by its request_id
         self._num_held = 0  # tokens of the queued work
         self._changed = threading.Condition()
@@ -93,15 +100,12 @@ class Sender:
                 self._commands[id(command) if is_known else command.request_id] = command
             self._count(command, 1)
             self._changed.notify()
-        for request in dropped:
-            self._refuse(
-                request.request_id,
-                QuotaError(
-                    "queue",
-                    "the engine is in a long step and most of the requests that wait for it are "
-                    "yours: this one made room for another tenant; try again later",
-                ),
-            )
+        words = (
+            "the engine is in a long step and most of the requests that wait for it are yours: "
+            "this one made room for another tenant; try again later"
+        )
+        if dropped:
+            self._tell([ErrorEvent(one.request_id, QuotaError("queue", words)) for one in dropped])
 
     def close(self) -> None:
         """End the thread, which closes the pipe; queued commands are not sent."""

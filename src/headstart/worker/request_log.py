@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from headstart.structures.progress import Progress
+from headstart.types.errors import in_words
 from headstart.types.report import SlotReport
 from headstart.types.request import EmbeddingEvent, ErrorEvent, Request, RequestStats
 from headstart.types.speculation_stats import SpeculationStats
@@ -61,11 +62,11 @@ def log_embedding(event: EmbeddingEvent) -> None:
 
 def log_error(event: ErrorEvent) -> None:
     """Log a failed request: with its statistics if it ran, otherwise as refused."""
-    message = " ".join(event.message.split())
+    words = " ".join(in_words(event.error).split())
     if event.stats is None:
-        log.info("request %s refused: %s: %s", event.request_id, event.error, message)
+        log.info("request %s refused: %s", event.request_id, words)
     else:
-        log_request(event.request_id, event.stats, f"failed with {event.error}: {message}")
+        log_request(event.request_id, event.stats, f"failed with {words}")
 
 
 def _speculation(stats: RequestStats) -> str:

@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 from headstart.structures.progress import loading
 from headstart.structures.system import huge_pages, switch_threads_often, widen_pipe
-from headstart.types.errors import HeadstartError, QuotaError, WorkerDeadError
+from headstart.types.errors import HeadstartError, WorkerDeadError
 from headstart.types.report import WorkerInfo
-from headstart.types.request import error_event
 from headstart.worker.pipes import (
     COMMAND_SECONDS,
     Command,
@@ -105,7 +104,7 @@ class ProcessTransport:
             self.launch()
         assert self._commands is not None
         assert self._messages is not None
-        self._sender = Sender(self._commands, self._refuse)
+        self._sender = Sender(self._commands, hear)
         self._hear, self._loop = hear, asyncio.get_running_loop()
         try:
             self._sender.start()
@@ -148,9 +147,6 @@ class ProcessTransport:
         """Kill the engine; a `close` waiting in another thread returns."""
         if self._process is not None:
             self._process.kill()
-
-    def _refuse(self, request_id: str, error: QuotaError) -> None:
-        self._hear([error_event(request_id, error)])
 
     def _take(self, item: Said) -> None:
         if isinstance(item, BaseException):

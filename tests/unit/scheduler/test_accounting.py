@@ -38,12 +38,12 @@ from headstart.server.answer_numbers import timings
 from headstart.types import CacheKind, Draft, DraftMode, DraftRequest
 from headstart.types.errors import EngineError, RequestError
 from headstart.types.request import (
+    ErrorEvent,
     FinishEvent,
     RequestStats,
     SpeculativeParams,
     TokenEvent,
     VerifiedDraft,
-    error_event,
 )
 from headstart.types.speculation_stats import SpeculationStats
 from headstart.worker.client import WorkerClient
@@ -297,7 +297,7 @@ def test_a_request_that_fails_has_a_line_too(caplog) -> None:
 
 
 def test_a_request_that_is_refused_has_a_short_one(caplog) -> None:
-    event = error_event("r", RequestError("top_k is -1"))
+    event = ErrorEvent("r", RequestError("top_k is -1"))
     assert logged(caplog, event) == ["request r refused: RequestError: top_k is -1"]
 
 

@@ -34,7 +34,7 @@ from headstart.scheduler.step import StepRecord
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.types import CacheKind
 from headstart.types.constraint import Constraint, ConstraintKind
-from headstart.types.errors import CapacityError
+from headstart.types.errors import CapacityError, RequestError
 from headstart.types.request import TokenEvent
 
 EVERY = {
@@ -130,8 +130,8 @@ def test_a_constraint_that_cannot_be_compiled_refuses_its_request_alone() -> Non
     bad = replace(bad, constraint=Constraint(kind=ConstraintKind.REGEX, text="a(b"))
     answers = run(make_scheduler(engine), [bad, good])
     assert answers["r1"].error is not None
-    assert answers["r1"].error.error == "RequestError"
-    assert "unclosed group" in answers["r1"].error.message
+    assert isinstance(answers["r1"].error.error, RequestError)
+    assert "unclosed group" in str(answers["r1"].error.error)
     check(engine, [good], answers)
 
 
@@ -165,7 +165,7 @@ def test_a_grammar_too_complex_for_its_text_ends_that_request_alone(monkeypatch)
     good = replace(good, constraint=CONSTRAINTS["gbnf"])
     answers = run(make_scheduler(engine, speculators("suffix")), [bad, good])
     assert answers["r0"].error is not None
-    assert "max is 30" in answers["r0"].error.message
+    assert "max is 30" in str(answers["r0"].error.error)
     check(engine, [good], answers)
 
 

@@ -202,7 +202,7 @@ def act(scheduler: Scheduler, action: str, slot_id: int, path: Path | str = "", 
         scheduler.step()
     (event,) = scheduler.take_events()
     if isinstance(event, ErrorEvent):
-        raise RequestError(event.message)
+        raise event.error
     assert isinstance(event, ReplyEvent)
     num_tokens: int = event.value[0]
     return num_tokens

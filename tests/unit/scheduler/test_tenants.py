@@ -13,7 +13,7 @@ from tests.harness import EOS, Model, check, endless, make_scheduler, play, step
 from headstart.config import SchedulerConfig
 from headstart.scheduler.scheduler import Scheduler
 from headstart.structures.tenants import namespace_of_key
-from headstart.types.errors import CapacityError, ConfigError
+from headstart.types.errors import CapacityError, ConfigError, QuotaError
 from headstart.types.request import Request
 
 
@@ -264,9 +264,9 @@ def test_a_full_queue_takes_a_request_of_a_tenant_that_has_fewer_there() -> None
     check(engine, kept, answers)
     error = answers["a4"].error
     assert error is not None
-    assert error.error == "QuotaError"
-    assert "5 of 5 waiting requests are yours" in error.message
-    assert error.details["retry_after"] == 5
+    assert isinstance(error.error, QuotaError)
+    assert "5 of 5 waiting requests are yours" in str(error.error)
+    assert error.error.retry_after == 5
 
 
 def test_tenants_that_fill_the_queue_together_keep_what_they_have() -> None:

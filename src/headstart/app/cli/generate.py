@@ -18,7 +18,7 @@ from headstart.config.logs import start_logging
 from headstart.structures.progress import Progress
 from headstart.text.utf8 import utf8_decoder
 from headstart.types import DraftMode
-from headstart.types.errors import ConfigError, EngineError
+from headstart.types.errors import ConfigError, EngineError, in_words
 from headstart.types.request import (
     ErrorEvent,
     Event,
@@ -148,7 +148,7 @@ def show(
                 console.print(text, end="", soft_wrap=True)
         elif isinstance(event, ErrorEvent):
             console.print()
-            raise EngineError(f"{event.error}: {event.message}")
+            raise EngineError(in_words(event.error))
         elif isinstance(event, FinishEvent):
             console.print(Text(decoder.decode(b"", final=True)))
             console.print(_legend(counts), soft_wrap=True)

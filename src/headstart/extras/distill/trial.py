@@ -102,7 +102,7 @@ def _answers(config: Config, models: Models, requests: Iterable[Request]) -> lis
             scheduler.step()
             for event in scheduler.take_events():
                 if isinstance(event, ErrorEvent):
-                    raise EngineError(f"the timed trial could not continue: {event.message}")
+                    raise EngineError(f"the timed trial could not continue: {event.error}")
                 if isinstance(event, TokenEvent):
                     tokens += event.tokens
         found.append((time.perf_counter() - started, tokens))

@@ -91,7 +91,7 @@ def test_text_held_back_is_shown_once_it_is_certain() -> None:
 
 def test_a_failed_request_is_an_error() -> None:
     with pytest.raises(EngineError, match="it broke"):
-        shown(emitted((1,), ("",)), ErrorEvent("r", "EngineError", "it broke"), color=False)
+        shown(emitted((1,), ("",)), ErrorEvent("r", EngineError("it broke")), color=False)
 
 
 def test_events_that_just_end_are_an_error() -> None:
