@@ -263,7 +263,7 @@ def test_weights_are_freed_before_they_are_loaded_unpacked(monkeypatch) -> None:
         return WidthClasses(((1, 2, 8),), (), 0.0) if len(loaded) > 1 else None
 
     def fit(*arguments: Any) -> Fitted:
-        held.append([model.handle is not None for model in loaded])
+        held.append([model.close.alive for model in loaded])
         return fit_models(*arguments)
 
     monkeypatch.setattr(loading, "make_exact", second_only)

@@ -22,7 +22,7 @@ from headstart.engine.c_batch import c_batch, floats_at
 from headstart.engine.devices import attends_on_gpu, attention_tile
 from headstart.engine.filters import LlamaFilters, begin_filters
 from headstart.engine.groups import Group, GroupedBatch, Run, exact_groups, runs_of
-from headstart.engine.library import api, libllama_error, take_errors
+from headstart.engine.library import api, freed_with, libllama_error, take_errors
 from headstart.engine.media import LlamaChunk
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
@@ -72,6 +72,7 @@ class LlamaEngine(Sequences):
                 f"cannot make a context of {context} tokens for {model.path} (a smaller --context "
                 "takes less memory)",
             )
+        self._free = freed_with(self, api.llama_free, self.handle)
         self.adapters = Adapters(model, self.handle, config)
         self.context_size: int = min(context, api.llama_n_ctx_seq(self.handle))
         num_caches = limits.num_sequences if self.has_own_caches else 1
@@ -336,14 +337,9 @@ class LlamaEngine(Sequences):
         return LlamaFilters(self.model.vocab, self.context_size, params)
 
     def close(self) -> None:
-        if getattr(self, "handle", None):
-            if reader := getattr(self, "reader", None):
-                reader.close()
-            api.llama_free(self.handle)
-            self.handle = None
-
-    def __del__(self) -> None:
-        self.close()
+        if self.reader is not None:
+            self.reader.close()
+        self._free()
 
 
 NUM_DECODES = 9  # number of last decodes that decide

@@ -17,7 +17,7 @@ from headstart.config import POOLINGS, EmbeddingConfig, EngineConfig
 from headstart.engine.adapters import Adapters
 from headstart.engine.c_batch import c_batch, floats_at
 from headstart.engine.gguf_header import GgufHeader
-from headstart.engine.library import api, libllama_error, take_errors
+from headstart.engine.library import api, freed_with, libllama_error, take_errors
 from headstart.engine.media import LlamaChunk
 from headstart.engine.model import Model
 from headstart.engine.parameters import embedding_params
@@ -37,7 +37,6 @@ class LlamaEmbedder:
             ModelError: libllama cannot create it, or the model does not have what is asked for.
         """
         self.model = model
-        self._handle: Any = None
         is_ranking = wanted.rerank or wanted.pooling == "rank"
         if is_ranking and not _has_head(model.path):
             raise ModelError(
@@ -48,9 +47,10 @@ class LlamaEmbedder:
         params = embedding_params(model.facts, config)
         params.pooling_type = -1 if asked is None else POOLINGS.index(asked)
         take_errors()
-        self._handle = api.llama_init_from_model(model.handle, params)
+        self._handle: Any = api.llama_init_from_model(model.handle, params)
         if not self._handle:
             raise libllama_error(ModelError, f"no context for embeddings of {model.path}")
+        freed_with(self, api.llama_free, self._handle)
         Adapters(model, self._handle, config)
         self._memory = api.llama_get_memory(self._handle)
         self.pooling = POOLINGS[api.llama_pooling_type(self._handle)]
@@ -144,14 +144,6 @@ class LlamaEmbedder:
         ends = np.cumsum([len(text) for text in texts])
         every = floats_at(api.llama_get_embeddings(self._handle), int(ends[-1]), self.size).copy()
         return np.split(every, ends[:-1])
-
-    def close(self) -> None:
-        if getattr(self, "_handle", None):
-            api.llama_free(self._handle)
-            self._handle = None
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def _has_head(path: Path) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.engine.library import api
+from headstart.engine.library import api, freed_with
 from headstart.types.errors import ModelError
 
 _STRING, _ARRAY = 8, 9
@@ -57,6 +57,7 @@ class GgufHeader:
         self._file = api.gguf_init_from_file(str(path).encode(), api.gguf_init_params(True, None))
         if not self._file:
             raise ModelError(f"{path} cannot be read as a GGUF file; download it again")
+        freed_with(self, api.gguf_free, self._file)
 
     @property
     def architecture(self) -> str:
@@ -130,8 +131,3 @@ class GgufHeader:
 
     def _tensor(self, name: str) -> int:
         return int(api.gguf_find_tensor(self._file, name.encode()))
-
-    def __del__(self) -> None:
-        if getattr(self, "_file", None):
-            api.gguf_free(self._file)
-            self._file = None

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -123,6 +124,13 @@ def take_errors() -> str:
 def libllama_error(kind: type[E], words: str) -> E:
     """An error with the reason that libllama logged."""
     return kind(f"{words}: {take_errors() or 'libllama gave no reason'}")
+
+
+def freed_with(owner: object, free: Callable[[Any], None], handle: Any) -> Callable[[], object]:
+    """Free what libllama made together with its owner; returns a function to free it earlier."""
+    finalizer = weakref.finalize(owner, free, handle)
+    finalizer.atexit = False  # a thread may still compute
+    return finalizer
 
 
 def version() -> str:

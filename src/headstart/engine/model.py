@@ -64,6 +64,7 @@ class Model:
         progress.tell({})
         if not self.handle:
             raise library.libllama_error(ModelError, f"cannot load {self.path}")
+        self.close = library.freed_with(self, api.llama_model_free, self.handle)
         self.facts = Facts.of(self.handle, config.override_kv)
         self.vocab = LlamaVocab(self, self.handle)
         if not (vocab_only or is_drafter):
@@ -127,14 +128,6 @@ class Model:
             metadata=metadata,
             vocab_type=self.vocab.type,
         )
-
-    def close(self) -> None:
-        if getattr(self, "handle", None):
-            api.llama_model_free(self.handle)
-            self.handle = None
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def is_wrong_with_amx(path: Path) -> bool:
