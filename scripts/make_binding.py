@@ -20,7 +20,7 @@ import llama_cpp.mtmd_cpp as theirs_of_media
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "src/headstart/engine/signatures.py"
-USED = re.compile(r"\bapi\.((?:llama|LLAMA|mtmd)_\w+)")
+USED = re.compile(r"\bapi\.((?:llama|mtmd)_\w+)")
 NUMBERS = ("bool", "int8", "uint8", "int32", "uint32", "int64", "uint64", "float", "double", "char")
 # by size, because c_ulong has another on Windows
 SIMPLE = {getattr(ctypes, f"c_{name}"): name for name in NUMBERS}
@@ -33,15 +33,12 @@ class Writer:
     """What is used, in C's words."""
 
     def __init__(self) -> None:
-        self.constants: list[str] = []
         self.structures: dict[str, str] = {}
         self.functions: list[str] = []
         self._used = names()  # other structures are opaque behind their pointers
         for name in self._used:
             one = ALL.get(f"{name}_wrapper", ALL[name])  # where theirs does more than to call it
-            if isinstance(one, int):
-                self.constants.append(f"{name} = {one}")
-            elif isinstance(one, type):
+            if isinstance(one, type):
                 self._type(one)
             else:
                 self._function(name, one.restype, *(one.argtypes or ()))
@@ -91,7 +88,6 @@ def written() -> str:
         "",
         f'VERSION = "{theirs.llama_version().decode()}"  # expected result of llama_version()',
         f'RELEASE = "{version("llama-cpp-python")}"  # the release that contains it',
-        *writer.constants,
         "",
         f"STRUCTURES = {{\n{chr(10).join(structures)}\n}}",
         "",

@@ -2,10 +2,6 @@
 
 VERSION = "0.5.0-dev"  # expected result of llama_version()
 RELEASE = "0.3.36"  # the release that contains it
-LLAMA_TOKEN_ATTR_CONTROL = 8
-LLAMA_TOKEN_ATTR_LSTRIP = 128
-LLAMA_TOKEN_ATTR_UNKNOWN = 1
-LLAMA_TOKEN_ATTR_USER_DEFINED = 16
 
 STRUCTURES = {
     "llama_batch": """

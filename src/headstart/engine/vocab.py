@@ -161,16 +161,16 @@ class Markers:
         controls: list[bytes] = []
         others: list[bytes] = []
         lstripped: set[bytes] = set()
-        control = api.LLAMA_TOKEN_ATTR_CONTROL | api.LLAMA_TOKEN_ATTR_UNKNOWN
+        control, user_defined, lstrip = 1 | 8, 16, 128  # libllama's bits; 1: unknown
         for token in range(size):
             attributes = api.llama_vocab_get_attr(handle, token)
-            if not attributes & (control | api.LLAMA_TOKEN_ATTR_USER_DEFINED):
+            if not attributes & (control | user_defined):
                 continue
             text = api.llama_vocab_get_text(handle, token)
             if not text:
                 continue
             (controls if attributes & control else others).append(text)
-            if attributes & api.LLAMA_TOKEN_ATTR_LSTRIP:
+            if attributes & lstrip:
                 lstripped.add(text)
         apart = _not_overlapping([*controls, *others]) - lstripped
         self._others = [text for text in others if text in apart]
