@@ -56,11 +56,13 @@ def fit_models(config: Config, models: Models, free: Mapping[str, int] | None = 
         ModelError: libllama cannot read one of them.
     """
     parallel, longest, drafter = config.scheduler.parallel, _max_draft(config), models.drafter
-    limits = Limits(parallel, parallel * (1 + longest), longest)
     is_asked = config.speculation.draft_max is not None or config.speculation.spec == "fixed"
+    # what reads hidden states always makes short drafts
+    least = 3 if drafter is not None and drafter.reads_states else 0
+    least = longest if is_asked else least
+    limits = Limits(parallel, parallel * (1 + longest), longest, least)
     mtp = drafter is not None and drafter.is_in_target
-    reads_states = drafter is not None and drafter.reads_states
-    part = Part(models.target, replace(config.engine, mtp=mtp), limits, is_asked, reads_states)
+    part = Part(models.target, replace(config.engine, mtp=mtp), limits)
 
     vectors = Part(models.target, config.engine, Limits(parallel, 1, 0, embeds=True))
 

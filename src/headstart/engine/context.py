@@ -322,10 +322,8 @@ class LlamaEngine(Sequences):
 
     def _states_of(self, batch: Batch) -> dict[int, NDArray[np.float32]]:
         """Hidden states of the batch decoded last."""
-        if not self._layers:
-            return {}
-        model, num_rows = self.model.handle, batch.num_rows
-        return hidden_states.published(self.handle, model, self._layers, num_rows)
+        model = self.model.handle
+        return hidden_states.published(self.handle, model, self._layers, batch.num_rows)
 
     def hidden_states(self) -> Mapping[int, NDArray[np.float32]]:
         return self._states

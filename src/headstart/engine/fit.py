@@ -34,8 +34,6 @@ class Part:
     path: Path
     config: EngineConfig
     limits: Limits
-    is_draft_asked: bool = False  # the draft length in `limits` was set by the user
-    has_state_reader: bool = False  # some speculator reads its hidden states
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +42,15 @@ class Fitted:
 
     config: EngineConfig  # of the target; its context is never 0
     limits: Limits
-    uses: Uses = field(default_factory=dict)  # of all models, by libllama's names
+    uses: Uses = field(default_factory=dict)  # of all models, by device
     remarks: tuple[str, ...] = ()
     free: Mapping[str, int] = field(default_factory=dict)  # bytes of each device
     usable: Mapping[str, int] = field(default_factory=dict)  # the same, minus what others need
 
-    def by_device(self) -> Uses:
-        return by_device(self.uses)
-
     def describe(self) -> str:
         """One line for the log."""
-        uses = self.by_device().items()
-        return "; ".join(f"{_size(use.total)} of {name} ({_shown(use)})" for name, use in uses)
+        uses = (f"{_size(use.total)} of {name} ({_shown(use)})" for name, use in self.uses.items())
+        return "; ".join(uses)
 
 
 def by_device(uses: Uses) -> Uses:
@@ -89,8 +84,7 @@ def fit(
     config, limits = target.config, target.limits
     if not can_measure():
         context = config.context or config.fit_ctx
-        most = limits.max_draft if target.is_draft_asked else _least_snapshots(target)
-        limits = replace(limits, max_draft=min(limits.max_draft, most))
+        limits = replace(limits, max_draft=min(limits.max_draft, _least_snapshots(target)))
         return Fitted(replace(config, context=context), limits)
     return _Fitting(target, drafters, measure, free or free_memory).run()
 
@@ -146,7 +140,7 @@ class _Fitting:
             checkpoint_bytes=max(64 << 20, left // 4),
         )
         usable = {name: free - self._margin(name, free) for name, free in self.free.items()}
-        return Fitted(self.config, limits, uses, tuple(self.remarks), self.free, usable)
+        return Fitted(self.config, limits, by_device(uses), tuple(self.remarks), self.free, usable)
 
     def uses(self, config: EngineConfig | None = None) -> Uses:
         """Memory use of all models with these settings."""
@@ -202,8 +196,7 @@ class _Fitting:
             self.copies = {name: Use(cache=size) for name, size in states.items()}
             return
         self.copies = {name: Use(cache=size) for name, size in states.items()}
-        if not self.target.is_draft_asked:
-            self.max_draft = min(self.max_draft, self._wanted_snapshots())
+        self.max_draft = min(self.max_draft, self._wanted_snapshots())
         most = self.max_draft
         for name, each in states.items():
             if each > 0 and most:
@@ -335,10 +328,9 @@ def _most_context(uses: Callable[[int], Uses], name: str, now: int, room: int) -
 
 
 def _least_snapshots(target: Part) -> int:
-    """Minimum number of snapshots, unless a draft length is configured."""
-    if target.has_state_reader:
-        return 3  # it always makes short drafts, which need this many
-    return 0 if target.config.ctx_checkpoints else 1  # without copies there is no other way
+    """Minimum number of snapshots, if the model can have any."""
+    # without copies there is no other way
+    return max(target.limits.least_draft, 0 if target.config.ctx_checkpoints else 1)
 
 
 def _advice(use: Use, config: EngineConfig, most: str) -> str:

@@ -78,7 +78,7 @@ def _on_log(level: int, text: bytes, _user: object) -> None:
         log.log(logging.DEBUG if _is_muted else _level, "%s", line)
 
 
-_log_callback = api.llama_log_callback(_on_log)  # libllama keeps the pointer: it must live as long
+log_callback = api.llama_log_callback(_on_log)  # libllama keeps the pointer: it must live as long
 _started = False
 _is_muted = False
 
@@ -87,18 +87,13 @@ def start(numa: str | None = None) -> None:
     """Initialise libllama once; later calls do nothing. `numa`: strategy for several NUMA nodes."""
     global _started
     if not _started:
-        api.llama_log_set(_log_callback, None)
+        api.llama_log_set(log_callback, None)
         api.llama_backend_init()
         if numa:
             api.llama_numa_init({"distribute": 1, "isolate": 2, "numactl": 3}[numa])
         if api.ggml_backend_dev_count() > 1:  # not only the CPU, which may not be used
             use_any_core()
         _started = True
-
-
-def log_to(set_log: Any) -> None:
-    """Log another library's messages, through its function for that."""
-    set_log(_log_callback, None)
 
 
 @contextmanager
@@ -126,8 +121,10 @@ def libllama_error(kind: type[E], words: str) -> E:
     return kind(f"{words}: {take_errors() or 'libllama gave no reason'}")
 
 
-def freed_with(owner: object, free: Callable[[Any], None], handle: Any) -> Callable[[], object]:
-    """Free what libllama made together with its owner; returns a function to free it earlier."""
+def freed_with(
+    owner: object, free: Callable[[Any], object], handle: Any
+) -> weakref.finalize[[Any], object]:
+    """Free what libllama made together with its owner; call the result to free it earlier."""
     finalizer = weakref.finalize(owner, free, handle)
     finalizer.atexit = False  # a thread may still compute
     return finalizer

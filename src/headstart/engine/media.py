@@ -168,7 +168,7 @@ class Projector:
         params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[config.flash_attn]
         params.image_min_tokens = images.image_min_tokens or -1
         params.image_max_tokens = images.image_max_tokens or -1
-        library.log_to(api.mtmd_helper_log_set)
+        api.mtmd_helper_log_set(library.log_callback, None)
         library.take_errors()
         self._context: Any = api.mtmd_init_from_file(str(path).encode(), model.handle, params)
         if not self._context:

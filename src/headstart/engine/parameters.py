@@ -84,6 +84,7 @@ class Limits:
     num_sequences: int  # ids 0 .. num_sequences - 1
     max_outputs: int  # most rows with logits in one decode
     max_draft: int  # longest draft that may have to be rolled back
+    least_draft: int = 0  # where that takes memory, at least drafts of this length
     checkpoint_bytes: int = 2**30  # main memory for checkpoints
     is_heads: bool = False  # runs multi-token heads
     shares_weights: bool = False  # weights are loaded with another part
@@ -229,15 +230,12 @@ def _check(facts: Facts, config: EngineConfig, limits: Limits, params: Any) -> N
 def _set_positions(params: Any, config: EngineConfig) -> None:
     """RoPE and YaRN parameters, under libllama's names."""
     params.rope_scaling_type = {None: -1, "none": 0, "linear": 1, "yarn": 2}[config.rope_scaling]
+    for name in ("orig_ctx", "ext_factor", "attn_factor", "beta_fast", "beta_slow"):
+        setattr(params, f"yarn_{name}", getattr(config, f"yarn_{name}"))
     params.rope_freq_base = config.rope_freq_base
     params.rope_freq_scale = config.rope_freq_scale
     if config.rope_scale:
         params.rope_freq_scale = 1.0 / config.rope_scale
-    params.yarn_orig_ctx = config.yarn_orig_ctx
-    params.yarn_ext_factor = config.yarn_ext_factor
-    params.yarn_attn_factor = config.yarn_attn_factor
-    params.yarn_beta_fast = config.yarn_beta_fast
-    params.yarn_beta_slow = config.yarn_beta_slow
 
 
 def _load_mode(config: EngineConfig) -> int:

@@ -68,10 +68,6 @@ class ProcessTransport:
         self._is_ready = False
         self._error: BaseException | None = None  # why it ends, if it said so
 
-    @property
-    def pid(self) -> int | None:
-        return None if self._process is None else self._process.pid
-
     def launch(self) -> None:
         """Start the process; `start` sets the listener."""
         context = multiprocessing.get_context("spawn")

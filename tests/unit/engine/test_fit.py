@@ -13,7 +13,7 @@ import pytest
 from headstart.app.cli.devices import _facts, tables
 from headstart.config import EngineConfig
 from headstart.engine import footprint
-from headstart.engine.fit import Fitted, Part, fit
+from headstart.engine.fit import Fitted, Part, by_device, fit
 from headstart.engine.footprint import HOST, REPACKED, Measured, Use
 from headstart.engine.parameters import Facts, Limits
 from headstart.types.errors import ConfigError
@@ -77,7 +77,7 @@ def fitted(
 
 def test_repacked_weights_are_told_as_main_memory() -> None:
     uses = {HOST: Use(60 * MIB, 85 * MIB), REPACKED: Use(83 * MIB), "CUDA0": Use(compute=MIB)}
-    found = Fitted(EngineConfig(), Limits(4, 4, 0), uses)
+    found = Fitted(EngineConfig(), Limits(4, 4, 0), by_device(uses))
     facts, table = _facts((), found), tables((), found)
     assert facts["needs"] == {HOST: 228 * MIB, "CUDA0": MIB}
     assert re.search(rf"{HOST} +143 MiB +85 MiB +0 MiB +228 MiB", table)
@@ -170,19 +170,20 @@ def test_a_mapped_file_may_be_larger_than_main_memory() -> None:
         )
 
 
-def with_snapshots(state: int, *, max_draft: int = 32, **of_target: bool) -> Fitted:
+def with_snapshots(
+    state: int, *, max_draft: int = 32, least_draft: int = 0, num_copies: int = 32
+) -> Fitted:
     """Of a recurrent model with states of so many bytes."""
-    config = EngineConfig(context=TRAIN, ctx_checkpoints=0 if "no_copies" in of_target else 32)
-    of_target.pop("no_copies", None)
+    config = EngineConfig(context=TRAIN, ctx_checkpoints=num_copies)
     return fit(
-        Part(MODEL, config, Limits(4, 4, max_draft), **of_target),
+        Part(MODEL, config, Limits(4, 4, max_draft, least_draft)),
         measure=machine(is_recurrent=True, state=state),
         free=lambda: {"CUDA0": 40 * GIB, HOST: 64 * GIB},
     )
 
 
 def test_snapshots_that_were_asked_for_take_an_eighth_of_free_memory_at_most() -> None:
-    result = with_snapshots(GIB // 4, is_draft_asked=True)
+    result = with_snapshots(GIB // 4, least_draft=32)
     assert 1 <= result.limits.max_draft <= 5
     assert f"at most {result.limits.max_draft} tokens" in result.remarks[0]
     assert fitted(20, max_draft=32).limits.max_draft == 32
@@ -207,9 +208,9 @@ def test_a_copy_of_each_recurrent_state_is_counted_where_drafts_are_taken_back()
 
 
 def test_drafters_that_need_snapshots_have_them() -> None:
-    assert with_snapshots(GIB // 8, has_state_reader=True).limits.max_draft == 3
-    assert with_snapshots(MIB, has_state_reader=True).limits.max_draft == 8
-    assert with_snapshots(GIB // 8, no_copies=True).limits.max_draft == 1
+    assert with_snapshots(GIB // 8, least_draft=3).limits.max_draft == 3
+    assert with_snapshots(MIB, least_draft=3).limits.max_draft == 8
+    assert with_snapshots(GIB // 8, num_copies=0).limits.max_draft == 1
     assert with_snapshots(GIB // 8, max_draft=0).limits.max_draft == 0
 
 

@@ -59,7 +59,7 @@ def _facts(devices: Sequence[Device], fitted: Fitted | None) -> dict[str, Any]:
     if fitted is not None:
         config = fitted.config
         facts |= {
-            "needs": {name: use.total for name, use in fitted.by_device().items()},
+            "needs": {name: use.total for name, use in fitted.uses.items()},
             "free": dict(fitted.free),
             "usable": dict(fitted.usable),
             "settings": {
@@ -83,7 +83,7 @@ def tables(devices: Sequence[Device], fitted: Fitted | None = None) -> str:
         return found
     uses = [
         (name, *(f"{n / 2**20:.0f} MiB" for n in (use.weights, use.cache, use.compute, use.total)))
-        for name, use in fitted.by_device().items()
+        for name, use in fitted.uses.items()
     ]
     needed = _table(("needed of", "weights", "cache", "computing", "sum"), *uses, num_left=1)
     context = f"{fitted.config.context} tokens of context"

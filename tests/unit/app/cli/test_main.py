@@ -211,7 +211,7 @@ def test_devices_shows_one_row_per_device(assemble: ModuleType, capsys) -> None:
 def test_devices_shows_what_a_model_would_take(assemble: ModuleType, capsys) -> None:
     use = SimpleNamespace(weights=7 * 2**20, cache=2**21, compute=2**20, total=10 * 2**20)
     fitted = SimpleNamespace(
-        by_device=lambda: {"CUDA0": use},
+        uses={"CUDA0": use},
         config=SimpleNamespace(context=512),
         remarks=("layers moved",),
     )
