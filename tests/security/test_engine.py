@@ -39,7 +39,7 @@ from headstart.worker import client as client_module
 from headstart.worker import pipes
 from headstart.worker.client import WorkerClient
 from headstart.worker.loop import run_loop
-from headstart.worker.pipes import MAX_REQUESTS, Cancel, Items, Sender, Stop
+from headstart.worker.pipes import MAX_REQUESTS, Cancel, Sender, Stop, item_reader
 from headstart.worker.transport import ProcessTransport
 
 REQUEST = Request(request_id="r", prompt=(1, 2, 3))
@@ -71,7 +71,7 @@ class Commands:
 
     def __init__(self) -> None:
         self.theirs, pipe = multiprocessing.Pipe(duplex=False)
-        self.source, self.items = Items(self.theirs.fileno()), list[bytes]()
+        self.read, self.items = item_reader(self.theirs.fileno()), list[bytes]()
         self.refused: list[Event] = []
         self.sender = Sender(pipe, self.refused.extend)
 
@@ -83,7 +83,7 @@ class Commands:
     def receive(self):
         while not self.items:
             select.select([self.theirs], [], [], 60)
-            self.items += self.source.read()
+            self.items += self.read()
         return pickle.loads(self.items.pop(0))
 
 

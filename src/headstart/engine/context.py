@@ -321,7 +321,6 @@ class LlamaEngine(Sequences):
         self._layers = self._layers | shown if is_on else self._layers - shown
 
     def _states_of(self, batch: Batch) -> dict[int, NDArray[np.float32]]:
-        """Hidden states of the batch decoded last."""
         model = self.model.handle
         return hidden_states.published(self.handle, model, self._layers, batch.num_rows)
 

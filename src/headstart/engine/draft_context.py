@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from headstart.config import EngineConfig
 from headstart.engine.c_batch import c_batch, floats_at
 from headstart.engine.context import LlamaEngine
+from headstart.engine.drafters import ASSISTANT, DFLASH
 from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.library import api, libllama_error
 from headstart.engine.model import Model
@@ -25,8 +26,6 @@ from headstart.types import Batch, CacheKind
 from headstart.types.constraint import NO_LIMIT
 from headstart.types.engine import Blocks
 from headstart.types.errors import EngineError
-
-_ASSISTANT, _BLOCK = "gemma4-assistant", "dflash"
 
 
 class LlamaDraftContext(LlamaEngine):
@@ -50,9 +49,9 @@ class LlamaDraftContext(LlamaEngine):
             ModelError: libllama cannot create it, or lacks a symbol.
         """
         architecture = model.facts.architecture
-        self._target, self._is_heads = target, limits.is_heads or architecture == _ASSISTANT
+        self._target, self._is_heads = target, limits.is_heads or architecture == ASSISTANT
         self._head = self._num_rows = self.feature_width = 0
-        self.shares_target = architecture == _ASSISTANT
+        self.shares_target = architecture == ASSISTANT
         config = replace(config, exact=False, swa_full=True, ctx_checkpoints=0)
         super().__init__(model, config, limits)
         self.reader = None
@@ -65,7 +64,7 @@ class LlamaDraftContext(LlamaEngine):
             num_layers = int(api.llama_model_target_layer_ids_n(handle))
             self.feature_width = num_layers * int(api.llama_model_n_embd(target_handle))
             self._encoding = Batch(self.max_batch_tokens, self.feature_width, has_tokens=False)
-        self.blocks = _blocks(model) if architecture == _BLOCK else None
+        self.blocks = _blocks(model) if architecture == DFLASH else None
         if self.blocks:
             is_causal = model.metadata().get("dflash.attention.causal") == "true"
             api.llama_set_causal_attn(self.handle, is_causal)
@@ -101,20 +100,20 @@ class LlamaDraftContext(LlamaEngine):
         )
 
     def encode(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        size = self.max_batch_tokens
-        parts = [features[start : start + size] for start in range(0, len(features), size)]
-        return np.concatenate([self._encode(part) for part in parts])
-
-    def _encode(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        batch, rows = self._encoding, len(features)
-        # positions are checked although the encoder ignores them
-        position = int(api.llama_memory_seq_pos_max(self._memory, 0)) + 1
-        batch.clear()
-        batch.add_rows(0, position, [0] * rows, features)
-        batch.wants_logits[:rows] = 1
-        if status := api.llama_encode(self.handle, c_batch(batch)):
-            raise libllama_error(EngineError, f"llama_encode returned {status} for {rows} rows")
-        return floats_at(api.llama_get_embeddings_nextn(self.handle), rows, self.state_width).copy()
+        batch, found = self._encoding, list[NDArray[np.float32]]()
+        for start in range(0, len(features), batch.capacity):
+            part = features[start : start + batch.capacity]
+            # positions are checked although the encoder ignores them
+            position = int(api.llama_memory_seq_pos_max(self._memory, 0)) + 1
+            batch.clear()
+            batch.add_rows(0, position, [0] * len(part), part)
+            batch.want_all()
+            if status := api.llama_encode(self.handle, c_batch(batch)):
+                words = f"llama_encode returned {status} for {len(part)} rows"
+                raise libllama_error(EngineError, words)
+            address = api.llama_get_embeddings_nextn(self.handle)
+            found.append(floats_at(address, len(part), self.state_width).copy())
+        return np.concatenate(found)
 
 
 def _blocks(model: Model) -> Blocks:

@@ -22,9 +22,9 @@ from headstart.types import LAST_STATE
 
 log = logging.getLogger(__name__)
 # speculators, by which their files are distinguished
-DRAFT_MODEL, HEADS, _DSPARK = "draft-model", "mtp", "dspark"
+DRAFT_MODEL, HEADS = "draft-model", "mtp"
 # architectures that read hidden states; also the names of their speculators
-_EAGLE3, _DFLASH, _ASSISTANT = "eagle3", "dflash", "gemma4-assistant"
+EAGLE3, DFLASH, ASSISTANT = "eagle3", "dflash", "gemma4-assistant"
 _TOKENS = "tokenizer.ggml.tokens"
 
 
@@ -58,10 +58,10 @@ def read_drafter(path: Path) -> Drafter:
     """
     header = GgufHeader(path)
     name = header.architecture
-    if name == _DFLASH:
-        speculator = _DSPARK if header.shape("markov_w1.weight") else _DFLASH
+    if name == DFLASH:
+        speculator = "dspark" if header.shape("markov_w1.weight") else DFLASH
         return Drafter(path, speculator, block_size=header.number("dflash.block_size", 16))
-    if name in (_EAGLE3, _ASSISTANT):
+    if name in (EAGLE3, ASSISTANT):
         return Drafter(path, name)
     has_heads = header.number(f"{name}.nextn_predict_layers") > 0
     if has_heads and not header.shape("blk.0.attn_norm.weight"):
@@ -147,7 +147,7 @@ def why_not_heads(drafter: Drafter, target: Path) -> str | None:
 def state_layers(path: Path, num_target_layers: int) -> tuple[int, ...]:
     """The layers of the target that a draft model reads, in its order."""
     header = GgufHeader(path)
-    if header.architecture == _ASSISTANT:
+    if header.architecture == ASSISTANT:
         return (LAST_STATE,)
     return _layers(header, num_target_layers)
 
@@ -165,9 +165,9 @@ def why_not(drafter: Drafter, target: Path, facts: Facts) -> str | None:
     """
     draft, whole = GgufHeader(drafter.path), GgufHeader(target)
     checks = {
-        _EAGLE3: _why_not_eagle3,
-        _DFLASH: _why_not_dflash,
-        _ASSISTANT: _why_not_assistant,
+        EAGLE3: _why_not_eagle3,
+        DFLASH: _why_not_dflash,
+        ASSISTANT: _why_not_assistant,
     }
     if (check := checks.get(draft.architecture)) is None:
         return f"{draft.architecture} models do not read hidden states"
@@ -217,7 +217,7 @@ def _why_not_dflash(draft: GgufHeader, target: GgufHeader, facts: Facts) -> str 
 def _why_not_assistant(draft: GgufHeader, target: GgufHeader, facts: Facts) -> str | None:
     if facts.architecture != "gemma4":
         return f"it belongs to a gemma4 model and the target is a {facts.architecture} model"
-    read = draft.number(f"{_ASSISTANT}.embedding_length_out")
+    read = draft.number(f"{ASSISTANT}.embedding_length_out")
     if read != _width(target):
         return f"it reads states of {read} numbers and the target's have {_width(target)}"
     for key in ("key_length", "key_length_swa", "value_length", "value_length_swa"):
@@ -225,9 +225,9 @@ def _why_not_assistant(draft: GgufHeader, target: GgufHeader, facts: Facts) -> s
         if own != other:
             return f"it reads cached rows with a {key} of {own} and the target's have {other}"
     # the drafter reads the caches of the target's last two layers: one with a window, one without
-    heads = draft.numbers(f"{_ASSISTANT}.attention.head_count_kv")
-    count = draft.number(f"{_ASSISTANT}.block_count")
-    windows = draft.numbers(f"{_ASSISTANT}.attention.sliding_window_pattern")
+    heads = draft.numbers(f"{ASSISTANT}.attention.head_count_kv")
+    count = draft.number(f"{ASSISTANT}.block_count")
+    windows = draft.numbers(f"{ASSISTANT}.attention.sliding_window_pattern")
     if len(windows) != count or len(heads) not in (1, count):
         return "it does not say which of its layers have a window"
     of_target = target.numbers("gemma4.attention.head_count_kv")

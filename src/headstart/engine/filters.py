@@ -19,7 +19,6 @@ from headstart.types.errors import NotSupportedError
 from headstart.types.sampling_params import SamplingParams
 
 _THREAD = low_priority_threads("dry")
-_MOST_COPIES = 16  # copies kept at once
 _CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
 
 
@@ -101,7 +100,6 @@ class LlamaFilters:
     def apply(
         self, ids: NDArray[np.int32], logits: NDArray[np.float32], use_xtc: bool
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Surviving (ids, logits after temperature). Views, valid until the next call."""
         count = len(ids)
         if count > self._capacity:
             self._grow(count)
@@ -172,7 +170,7 @@ def _copy_dry(
         given = vocab.handle, *settings[:-1], array, len(breakers)
         made.append(api.llama_sampler_init_dry(*given))
     made.append(api.llama_sampler_clone(made[0]))
-    while len(made) <= min(len(vocab.dry_wanted), _MOST_COPIES):  # some arrive while it looks
+    while len(made) <= min(len(vocab.dry_wanted), 16):  # some arrive while it looks
         made.append(api.llama_sampler_clone(made[0]))
     return made
 

@@ -136,8 +136,12 @@ def load() -> tuple[ctypes.CDLL, Path]:
         raise ConfigError(
             f"there is no libllama, which computes; {remedy()} (or name a build: --libllama)"
         )
+    return _open(file), file.parent
+
+
+def _open(file: Path) -> ctypes.CDLL:
     try:
-        return ctypes.CDLL(str(file), mode=ctypes.DEFAULT_MODE), file.parent
+        return ctypes.CDLL(str(file))
     except OSError as error:
         raise ConfigError(f"{file} cannot be loaded: {error}") from error
 
@@ -166,12 +170,8 @@ def load_beside(folder: Path) -> ctypes.CDLL:
     Raises:
         ConfigError: it is missing or cannot be loaded.
     """
-    file = _library_in(folder, "mtmd")
-    try:
-        if file is not None:
-            return ctypes.CDLL(str(file), mode=ctypes.DEFAULT_MODE)
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be loaded: {error}") from error
+    if file := _library_in(folder, "mtmd"):
+        return _open(file)
     raise ConfigError(
         f"--mmproj needs libmtmd, which is not beside libllama in {folder}; install "
         "llama-cpp-python, which brings it, or leave out --mmproj"

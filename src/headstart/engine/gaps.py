@@ -42,7 +42,6 @@ class Gaps:
             self._of.setdefault(seq_id, []).append((end, gap))
 
     def cut(self, seq_id: int, length: int) -> None:
-        """Truncate to `length` rows."""
         if seq_id in self._of:
             self.share(seq_id, seq_id, length)
 
@@ -76,6 +75,5 @@ class Gaps:
         return _HEAD.size + int(_HEAD.unpack(data[: _HEAD.size])[0]) * _GAP.size
 
     def unpack(self, seq_id: int, data: memoryview) -> None:
-        """Restore packed gaps."""
         for row, gap in _GAP.iter_unpack(data[_HEAD.size : self.size(data)]):
             self.add(seq_id, row, gap)

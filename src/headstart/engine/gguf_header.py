@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from headstart.engine.library import api, freed_with
 from headstart.types.errors import ModelError
 
-_STRING, _ARRAY = 8, 9
+_ARRAY = 9
 T = TypeVar("T", np.float32, np.int64)
 # numpy's codes for GGUF's integer and boolean types
 _NUMBERS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 7: "?", 10: "u8", 11: "i8"}
@@ -66,7 +66,7 @@ class GgufHeader:
     def text(self, key: str) -> str:
         """A text value; empty if it is missing."""
         index = self._find(key)
-        if index < 0 or api.gguf_get_kv_type(self._file, index) != _STRING:
+        if index < 0 or api.gguf_get_kv_type(self._file, index) != 8:  # a string
             return ""
         found: bytes = api.gguf_get_val_str(self._file, index)
         return found.decode("utf-8", "replace")

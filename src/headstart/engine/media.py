@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 Parts = tuple[tuple[MediaPart, ...], ...]
 """The parts of the prompt that each file becomes."""
 
-_TEXT, _IMAGE = 0, 1  # libmtmd's kinds of chunks; audio is another
 _MARKER = b"<__media__>"
 _MOST_BYTES = 512 << 20  # of pixels and embeddings that no request uses
 # for these models, an image's encoding depends on the prompt before it; here it is encoded alone
@@ -362,7 +361,7 @@ class Projector:
 
 def _text_of(piece: Any) -> tuple[int, ...] | None:
     """The tokens of a text chunk; None for others."""
-    if api.mtmd_input_chunk_get_type(piece) != _TEXT:
+    if api.mtmd_input_chunk_get_type(piece) != 0:  # text
         return None
     size = ctypes.c_uint64()
     tokens = api.mtmd_input_chunk_get_tokens_text(piece, ctypes.byref(size))
@@ -371,7 +370,7 @@ def _text_of(piece: Any) -> tuple[int, ...] | None:
 
 def _positions(pointer: Any, num_cells: int) -> NDArray[np.int32]:
     """Positions of the cells of a chunk, from 0, shape (4, num_cells)."""
-    if api.mtmd_input_chunk_get_type(pointer) != _IMAGE:
+    if api.mtmd_input_chunk_get_type(pointer) != 1:  # sound
         return np.tile(np.arange(num_cells, dtype=np.int32), (4, 1))
     tokens = api.mtmd_input_chunk_get_tokens_image(pointer)
     found = [api.mtmd_image_tokens_get_decoder_pos(tokens, 0, i) for i in range(num_cells)]

@@ -15,7 +15,6 @@ from headstart.engine.machine import default_threads
 from headstart.types.errors import ConfigError
 from headstart.types.widths import LEAST_WIDEST
 
-MOST_WIDTH = 64  # rows compared to find widths that agree
 _GGML_TYPES = dict(zip(CACHE_TYPES, (0, 1, 30, 8, 2, 3, 20, 6, 7), strict=True))
 # libllama makes no cache for these, so they embed texts but generate none
 ENCODERS = frozenset((
@@ -57,12 +56,14 @@ class Facts:
             return value.value.decode("utf-8", "replace") if found > 0 else ""
 
         architecture = text_of("general.architecture")
-        num_experts = text_of(f"{architecture}.expert_count")
-        original = text_of(f"{architecture}.rope.scaling.original_context_length")
-        key_size = text_of(f"{architecture}.attention.key_length")
-        num_heads = text_of(f"{architecture}.attention.head_count")
-        if not key_size and num_heads.isdigit():
-            key_size = str(api.llama_model_n_embd(handle) // max(1, int(num_heads)))
+
+        def number_of(key: str) -> int:
+            text = text_of(f"{architecture}.{key}")
+            return int(text) if text.isdigit() else 0
+
+        key_size, num_heads = number_of("attention.key_length"), number_of("attention.head_count")
+        if not key_size and num_heads:
+            key_size = api.llama_model_n_embd(handle) // num_heads
         has_state = api.llama_model_is_recurrent(handle) or api.llama_model_is_hybrid(handle)
         return cls(
             is_recurrent=bool(has_state),
@@ -71,9 +72,9 @@ class Facts:
             num_layers=int(api.llama_model_n_layer(handle)),
             vocab_size=int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(handle))),
             architecture=architecture,
-            num_experts=int(num_experts) if num_experts.isdigit() else 0,
-            original_context=int(original) if original.isdigit() else 0,
-            key_size=int(key_size) if key_size.isdigit() else 0,
+            num_experts=number_of("expert_count"),
+            original_context=number_of("rope.scaling.original_context_length"),
+            key_size=key_size,
         )
 
 
@@ -152,7 +153,8 @@ def context_params(facts: Facts, config: EngineConfig, limits: Limits, context: 
     is_shared = not (config.exact or facts.is_recurrent or facts.window)
     params.n_seq_max += is_shared and params.n_seq_max < params.n_batch
     if config.exact:  # outputs are padded too
-        outputs = min(params.n_batch, max(outputs, MOST_WIDTH) + MOST_WIDTH)
+        # widths of up to 64 rows are compared
+        outputs = min(params.n_batch, max(outputs, 64) + 64)
     params.n_outputs_max = max(params.n_seq_max, outputs)
     # The last tokens of a sequence, one more than there are snapshots, must fit into a micro-batch
     # with room to spare: libllama aborts otherwise. Snapshots are valid until another sequence is
@@ -230,12 +232,15 @@ def _check(facts: Facts, config: EngineConfig, limits: Limits, params: Any) -> N
 def _set_positions(params: Any, config: EngineConfig) -> None:
     """RoPE and YaRN parameters, under libllama's names."""
     params.rope_scaling_type = {None: -1, "none": 0, "linear": 1, "yarn": 2}[config.rope_scaling]
-    for name in ("orig_ctx", "ext_factor", "attn_factor", "beta_fast", "beta_slow"):
-        setattr(params, f"yarn_{name}", getattr(config, f"yarn_{name}"))
     params.rope_freq_base = config.rope_freq_base
     params.rope_freq_scale = config.rope_freq_scale
     if config.rope_scale:
         params.rope_freq_scale = 1.0 / config.rope_scale
+    params.yarn_orig_ctx = config.yarn_orig_ctx
+    params.yarn_ext_factor = config.yarn_ext_factor
+    params.yarn_attn_factor = config.yarn_attn_factor
+    params.yarn_beta_fast = config.yarn_beta_fast
+    params.yarn_beta_slow = config.yarn_beta_slow
 
 
 def _load_mode(config: EngineConfig) -> int:

@@ -324,7 +324,6 @@ class Sequences:
             return bytearray()
 
     def _get(self, seq_id: int, flags: int) -> bytearray:
-        """The state of a sequence."""
         data = bytearray(self._size(seq_id, flags))
         self._write(seq_id, flags, data)
         return data

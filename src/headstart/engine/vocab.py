@@ -76,15 +76,12 @@ class LlamaVocab:
         return Markers(self.handle, self.size)
 
     def _tokenize(self, raw: bytes, add_special: bool, parse_special: bool) -> list[int]:
-        capacity = len(raw) + 16
-        buffer = (ctypes.c_int32 * capacity)()
-        count = api.llama_tokenize(
-            self.handle, raw, len(raw), buffer, capacity, add_special, parse_special
-        )
-        if count < 0:
-            buffer = (ctypes.c_int32 * -count)()
+        count = -len(raw) - 16  # below 0: so many do not fit
+        while count < 0:
+            capacity = -count
+            buffer = (ctypes.c_int32 * capacity)()
             count = api.llama_tokenize(
-                self.handle, raw, len(raw), buffer, -count, add_special, parse_special
+                self.handle, raw, len(raw), buffer, capacity, add_special, parse_special
             )
         return buffer[:count]
 
@@ -138,9 +135,8 @@ class LlamaVocab:
         return max((len(self.token_bytes(t)) for t in spelled), default=0)
 
     def _piece(self, token: int, *, special: bool) -> bytes:
-        buffer = ctypes.create_string_buffer(64)
-        count = api.llama_token_to_piece(self.handle, token, buffer, 64, 0, special)
-        if count < 0:
+        count = -64  # below 0: so many do not fit
+        while count < 0:
             buffer = ctypes.create_string_buffer(-count)
             count = api.llama_token_to_piece(self.handle, token, buffer, -count, 0, special)
         return buffer.raw[:count]

@@ -40,7 +40,6 @@ class ThoughtCounter:
         self._num_left = 0
 
     def read(self, token: int) -> None:
-        """Append a token to the answer."""
         if self.closing():
             self._num_closed += 1
             if self._num_closed == len(self._limit.closing):

@@ -16,7 +16,6 @@ from headstart.types.request import TokenLogprob
 Number = TypeVar("Number", np.float32, np.float64)
 Note = Callable[[int, int, NDArray[np.bool_] | None], None]
 """(row, token, mask of the tokens to choose from if not all)"""
-MOST_WRONG = 8  # tokens that are tried; beyond that the text cannot be followed further
 
 
 def emit(
@@ -87,7 +86,7 @@ def _choose(
     if forced := legality.forced():
         return forced[0], legality.legal_mask()
     token, legal = sampler.sample(logits, position), None
-    for _ in range(MOST_WRONG):
+    for _ in range(8):  # beyond that the text cannot be followed further
         if legality.allows(token):
             break
         legal = legality.legal_mask() if legal is None else legal

@@ -29,7 +29,6 @@ class MediaChunk:
     num_cells: int
 
     def ids(self) -> list[int]:
-        """The ids of the cells in a prompt."""
         seed = self.key + self.num_cells.to_bytes(4, "little")
         ids = np.frombuffer(shake_128(seed).digest(4 * self.num_cells), "<i4").copy()
         ids |= -(2**31)

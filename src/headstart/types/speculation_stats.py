@@ -72,7 +72,6 @@ class SpeculationStats:
         return tuple(histogram)
 
     def add(self, other: SpeculationStats) -> None:
-        """Add other counts to these."""
         self.num_calls += other.num_calls
         self.num_offered += other.num_offered
         self.verified.update(other.verified)

@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 
 _SHUTTING_DOWN = "the server is shutting down; ask again when it is back"
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds before the second restart in a row, and later ones
-STABLE_SECONDS = 60.0  # after which an engine counts as working
-MOST_FAILURES = 3  # consecutive engines without an answer, before giving up
 
 
 class WorkerClient:
-    """A `Worker` in another process. Belongs to the asyncio loop that called `start`."""
+    """A `Worker`, which says what its methods do, in another process. Belongs to the asyncio loop
+    that called `start`.
+    """
 
     def __init__(self, make_transport: Callable[[], ProcessTransport]) -> None:
         self.status = "loading"
@@ -61,18 +61,12 @@ class WorkerClient:
         self._waking: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Load the models; return when ready.
-
-        Raises:
-            ConfigError, ModelError: they cannot be loaded.
-        """
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._launch()
         await asyncio.shield(self._ready)
 
     def submit(self, request: Work, deliver: Deliver) -> None:
-        """Run a request; see `Worker.submit`."""
         if self.status != "ready" or self._transport is None:
             raise CapacityError(
                 f"the engine is {self.status}" + (f": {self.failure}" if self.failure else "")
@@ -81,16 +75,13 @@ class WorkerClient:
         self._deliver[request.request_id] = deliver
 
     def cancel(self, request_id: str) -> None:
-        """Stop a request; see `Worker.cancel`."""
         if self._deliver.pop(request_id, None) is not None and self._transport is not None:
             self._transport.send(Cancel(request_id))
 
     async def report(self) -> WorkerReport:
-        """Counters, slots and speculators as of the last step; never waits for a step."""
         return dataclasses.replace(self._report, engine_restarts=self._restarts)
 
     async def sleep(self) -> None:
-        """End the engine until `wake`, unless something runs; see `Worker.sleep`."""
         transport = self._transport
         if self.status != "ready" or self._deliver or transport is None:
             return
@@ -102,7 +93,6 @@ class WorkerClient:
         self.on_change("sleeping")
 
     async def wake(self) -> None:
-        """Start an engine if `sleep` ended the last one; see `Worker.wake`."""
         if self.status == "sleeping":
             self.status = "waking"
             self._waking = asyncio.create_task(self._load_again())
@@ -128,7 +118,6 @@ class WorkerClient:
             ) from error
 
     async def close(self) -> None:
-        """Stop; requests in flight get WorkerDeadError. May be called twice."""
         self.status = "closed"
         self._fail_all(CapacityError(_SHUTTING_DOWN))
         transport, self._transport = self._transport, None
@@ -221,9 +210,9 @@ class WorkerClient:
             self._waits += 1
             self._restart_after(_delay(self._waits))
             return
-        was_stable = time.monotonic() - self._ready_since >= STABLE_SECONDS
+        was_stable = time.monotonic() - self._ready_since >= 60.0
         self._failures = 1 if self.status == "ready" and was_stable else self._failures + 1
-        if self._failures > MOST_FAILURES:
+        if self._failures > 3:
             self.status = "failed"
             self.failure += (
                 f"; {self._failures} engines in a row answered nothing, so it stays down"

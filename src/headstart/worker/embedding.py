@@ -40,12 +40,9 @@ class EmbeddingEngine(Protocol):
     """Computes embeddings. One thread at a time."""
 
     vocab_size: int
-    size: int  # numbers of a vector
-    pooling: str
     max_tokens: int  # per text
     max_batch_tokens: int
     max_batch_texts: int
-
     why_no_media: str  # empty: texts may have images
 
     def embed(
@@ -185,7 +182,6 @@ class EmbeddingQueue:
             )
 
     def cancel(self, request_id: str) -> None:
-        """Remove a request; unknown ones are ignored."""
         for job in [one for one in self._jobs if one.request.request_id == request_id]:
             self._drop(job)
 

@@ -40,36 +40,32 @@ from headstart.worker.request_log import log_begin, tell_prompts
 
 log = logging.getLogger(__name__)
 
-REPORT_SECONDS = 0.25  # between reports while requests run
 PAUSE_SECONDS = 0.2  # without requests before the warm-up continues: the next one often follows
 IDLE_SECONDS = 10.0  # without work, before slots and main memory are written to the disk
 SAVE_SECONDS = 60.0  # after a first step until control's state is saved
-SLOT_SECONDS = 15.0  # of a stop, for the slot file that is being written
 
 
-class _EventSender:
-    """Sends events, and a report if one is due or a request ended."""
+def _teller(
+    scheduler: Scheduler,
+    send: Callable[[Said], None],
+    clock: Callable[[], float],
+    progress: Progress,
+) -> Callable[[list[Event]], None]:
+    """Sends events, and a report every quarter of a second and when a request ended."""
+    last_report = 0.0
 
-    def __init__(
-        self, scheduler: Scheduler, send: Callable[[Said], None], clock: Callable[[], float]
-    ) -> None:
-        self._scheduler, self._send, self._clock = scheduler, send, clock
-        self._last_report = 0.0
-        self.progress = Progress(clock)
-
-    def deliver(self) -> None:
-        """Send the scheduler's events."""
-        self.tell(self._scheduler.take_events())
-
-    def tell(self, events: list[Event]) -> None:
-        now = self._clock()
-        if now - self._last_report > REPORT_SECONDS or any(one.is_last for one in events):
-            self._last_report = now
-            report = make_report(self._scheduler)
-            tell_prompts(report.slots, self.progress)
-            self._send(report)  # before the end of a request that it counts
+    def tell(events: list[Event]) -> None:
+        nonlocal last_report
+        now = clock()
+        if now - last_report > 0.25 or any(one.is_last for one in events):
+            last_report = now
+            report = make_report(scheduler)
+            tell_prompts(report.slots, progress)
+            send(report)  # before the end of a request that it counts
         if events:
-            self._send(events)
+            send(events)
+
+    return tell
 
 
 def run_loop(
@@ -88,10 +84,11 @@ def run_loop(
             (None: forever).
         send: must not block for long.
     """
-    sender, offloading = _EventSender(scheduler, send, clock), scheduler.cache.offloading
+    progress, offloading = Progress(clock), scheduler.cache.offloading
+    tell = _teller(scheduler, send, clock, progress)
     save_at: float | None = None  # None: nothing was learned since the last save
     write_at: float | None = None  # an idle prompt, to the disk
-    scheduler.deliver = sender.deliver
+    scheduler.deliver = lambda: tell(scheduler.take_events())
     if offloading.disk is not None:
         wait([offloading.disk.begin()], WAIT_SECONDS)  # enough for a hundred files, to be counted
     send(make_report(scheduler))
@@ -129,17 +126,17 @@ def run_loop(
                 scheduler.drafting.save()
                 scheduler.drafting.close()
                 offloading.finish()
-                wait(filter(None, [scheduler.slot_actions.file]), SLOT_SECONDS)
+                wait(filter(None, [scheduler.slot_actions.file]), 15.0)  # it is being written
                 return
-            _obey(scheduler, command, send, sender.progress)
+            _obey(scheduler, command, send, progress)
         if has_work := scheduler.has_work:
             write_at = clock() + IDLE_SECONDS if offloading.disk else None
             save_at = clock() + SAVE_SECONDS if save_at is None else save_at
         scheduler.step()
         if scheduler.embeddings:
-            sender.tell(scheduler.embeddings.step(is_alone=not scheduler.has_work))
+            tell(scheduler.embeddings.step(is_alone=not scheduler.has_work))
         if scheduler.media and scheduler.media.has_work:
-            sender.tell([*scheduler.media.answers(0.0 if has_work else WAIT_SECONDS)])
+            tell([*scheduler.media.answers(0.0 if has_work else WAIT_SECONDS)])
         # consecutive: a context that fails several times may stay broken
         if scheduler.num_failed_decodes >= 3:
             raise EngineError(

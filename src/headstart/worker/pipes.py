@@ -185,47 +185,46 @@ def write_item(fd: int, item: object) -> None:
         left = left[os.write(fd, left) :]
 
 
-class Items:
-    """Extracts items from a pipe without blocking."""
+def item_reader(fd: int) -> Callable[[], list[bytes]]:
+    """A function that reads what is available in a pipe, up to 64 KiB, without blocking.
 
-    def __init__(self, fd: int) -> None:
-        os.set_blocking(fd, False)
-        self._fd, self._unread = fd, bytearray()
+    It returns the items that are whole now, pickled, or raises EOFError if the other side is
+    closed.
+    """
+    os.set_blocking(fd, False)
+    unread = bytearray()
 
-    def read(self) -> list[bytes]:
-        """Read what is available, up to 64 KiB; returns the items that are whole now, pickled.
-
-        Raises:
-            EOFError: the other side is closed.
-        """
+    def read() -> list[bytes]:
         try:
-            data = os.read(self._fd, 1 << 16)
+            data = os.read(fd, 1 << 16)
         except BlockingIOError:
             return []
         except OSError:
             data = b""
         if not data:
             raise EOFError
-        self._unread += data
+        unread.extend(data)
         items = list[bytes]()
-        while len(self._unread) > _HEAD_BYTES:
-            end = _HEAD_BYTES + int.from_bytes(self._unread[:_HEAD_BYTES], "little")
-            if len(self._unread) < end:
+        while len(unread) > _HEAD_BYTES:
+            end = _HEAD_BYTES + int.from_bytes(unread[:_HEAD_BYTES], "little")
+            if len(unread) < end:
                 break
-            items.append(bytes(memoryview(self._unread)[_HEAD_BYTES:end]))
-            del self._unread[:end]
+            items.append(bytes(memoryview(unread)[_HEAD_BYTES:end]))
+            del unread[:end]
         return items
+
+    return read
 
 
 def read_items(fd: int, take: Callable[[Any], None], on_end: Callable[[], None]) -> None:
     """Call `take` with each item of a pipe from now on, in this asyncio loop, and `on_end` once,
     when the other side is closed; makes the descriptor non-blocking.
     """
-    source, loop = Items(fd), asyncio.get_running_loop()
+    read, loop = item_reader(fd), asyncio.get_running_loop()
 
-    def read() -> None:
+    def on_readable() -> None:
         try:
-            items = source.read()
+            items = read()
         except EOFError:
             loop.remove_reader(fd)
             on_end()
@@ -236,4 +235,4 @@ def read_items(fd: int, take: Callable[[Any], None], on_end: Callable[[], None])
             except Exception:  # the items behind it are already read: no event would trigger them
                 log.exception("a message of the engine could not be processed")
 
-    loop.add_reader(fd, read)
+    loop.add_reader(fd, on_readable)

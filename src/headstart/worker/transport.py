@@ -31,10 +31,10 @@ from headstart.types.report import WorkerInfo
 from headstart.worker.pipes import (
     COMMAND_SECONDS,
     Command,
-    Items,
     Said,
     Sender,
     Stop,
+    item_reader,
     read_items,
     write_item,
 )
@@ -250,7 +250,7 @@ def _receiver(fd: int) -> Callable[[float | None], Sequence[Command]]:
     """Reads commands from a pipe; waits the given seconds for one. Reading is limited to
     COMMAND_SECONDS: the rest is read the next time.
     """
-    source, items, poll = Items(fd), deque[bytes](), select.poll()
+    read, items, poll = item_reader(fd), deque[bytes](), select.poll()
     poll.register(fd, select.POLLIN)
 
     def receive(seconds: float | None) -> Sequence[Command]:
@@ -260,7 +260,7 @@ def _receiver(fd: int) -> Callable[[float | None], Sequence[Command]]:
             if items:
                 commands.append(pickle.loads(items.popleft()))
             elif poll.poll(0 if commands else milliseconds):
-                items.extend(source.read())
+                items.extend(read())
             else:
                 break
             if commands or seconds == 0.0:  # otherwise idle

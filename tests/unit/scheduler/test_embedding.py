@@ -20,7 +20,7 @@ from headstart.worker.embedding import EmbeddingQueue
 class FakeEmbedder:
     """A text's vector is its sum and its length; remembers what shared a decode."""
 
-    vocab_size, size, pooling, why_no_media = 1000, 2, "last", ""
+    vocab_size, why_no_media = 1000, ""
     max_tokens, max_batch_tokens, max_batch_texts = 40, 10, 3
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ from headstart.types.request import (
     Work,
 )
 from headstart.worker import transport
-from headstart.worker.pipes import Cancel, Items, Sender, read_items, write_item
+from headstart.worker.pipes import Cancel, Sender, item_reader, read_items, write_item
 from headstart.worker.transport import ProcessTransport, _once_per_percent, _process_main
 
 
@@ -243,8 +243,8 @@ def test_tokens_are_sent_as_bytes(command: Work) -> None:
     sender = Sender(given, lambda events: None)
     sender.start()
     sender.send(command)
-    items = Items(taken.fileno())
-    while not (found := items.read()):
+    read = item_reader(taken.fileno())
+    while not (found := read()):
         select.select([taken], [], [], 10)
     (item,) = found
     assert sum(1 for _ in pickletools.genops(item)) < 12_000  # a few for each text

@@ -55,7 +55,6 @@ class GrammarCompiler:
         return known
 
     def forget(self, constraint: Constraint) -> None:
-        """Remove it from the cache."""
         self._cached.pop(constraint, None)
 
     def _is_full(self) -> bool:
