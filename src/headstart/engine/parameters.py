@@ -104,7 +104,9 @@ def model_params(config: EngineConfig, *, vocab_only: bool = False) -> tuple[Any
     params.n_gpu_layers = config.gpu_layers
     params.split_mode = {"none": 0, "layer": 1, "row": 2, "tensor": 3}[config.split_mode]
     params.main_gpu = config.main_gpu
-    params.load_mode = _load_mode(config)
+    # libllama's values: -1 default, 0 read, 2 lock, 3 map and lock
+    modes = {(True, False): -1, (False, False): 0, (False, True): 2, (True, True): 3}
+    params.load_mode = modes[config.mmap, config.mlock]
     params.check_tensors = config.check_tensors
     params.load_mtp = config.mtp
     params.use_extra_bufts = config.repack
@@ -241,13 +243,6 @@ def _set_positions(params: Any, config: EngineConfig) -> None:
     params.yarn_attn_factor = config.yarn_attn_factor
     params.yarn_beta_fast = config.yarn_beta_fast
     params.yarn_beta_slow = config.yarn_beta_slow
-
-
-def _load_mode(config: EngineConfig) -> int:
-    """libllama's values: -1 default, 0 read, 2 lock, 3 map and lock."""
-    if config.mlock:
-        return 3 if config.mmap else 2
-    return -1 if config.mmap else 0
 
 
 def _shares(text: str) -> Any:

@@ -117,7 +117,8 @@ class GrammarState:
     def _legal_matching(self) -> NDArray[np.bool_]:
         if forced := self._matcher_forced():
             return only(forced[0], self.vocab_size)
-        return _mask(self._ask(LLMatcher.compute_bitmask), self.vocab_size)
+        bits = np.frombuffer(self._ask(LLMatcher.compute_bitmask), np.uint8)
+        return np.unpackbits(bits, count=self.vocab_size, bitorder="little").view(np.bool_)
 
     def forced(self) -> list[int]:
         """The canonical tokens of the text that must follow; empty if there is a choice.
@@ -280,12 +281,6 @@ class GrammarState:
             self._matcher, self._read, self._forced = matcher, pieces, None
             self.is_over = matcher.is_stopped()
         self._free = free
-
-
-def _mask(bits: bytes, size: int) -> NDArray[np.bool_]:
-    return np.unpackbits(np.frombuffer(bits, np.uint8), count=size, bitorder="little").view(
-        np.bool_
-    )
 
 
 def _is_used_up(matcher: LLMatcher) -> bool:
