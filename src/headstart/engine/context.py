@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from time import perf_counter
 from typing import Any
+from weakref import finalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from headstart.engine.c_batch import c_batch, floats_at
 from headstart.engine.devices import attends_on_gpu, attention_tile
 from headstart.engine.filters import LlamaFilters, begin_filters
 from headstart.engine.groups import Group, GroupedBatch, Run, exact_groups, runs_of
-from headstart.engine.library import api, freed_with, libllama_error, take_errors
+from headstart.engine.library import api, libllama_error, take_errors
 from headstart.engine.media import LlamaChunk
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
@@ -72,7 +73,7 @@ class LlamaEngine(Sequences):
                 f"cannot make a context of {context} tokens for {model.path} (a smaller --context "
                 "takes less memory)",
             )
-        self._free = freed_with(self, api.llama_free, self.handle)
+        self._free = finalize(self, api.llama_free, self.handle)
         self.adapters = Adapters(model, self.handle, config)
         self.context_size: int = min(context, api.llama_n_ctx_seq(self.handle))
         num_caches = limits.num_sequences if self.has_own_caches else 1

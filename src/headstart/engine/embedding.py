@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+from weakref import finalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from headstart.config import POOLINGS, EmbeddingConfig, EngineConfig
 from headstart.engine.adapters import Adapters
 from headstart.engine.c_batch import c_batch, floats_at
 from headstart.engine.gguf_header import GgufHeader
-from headstart.engine.library import api, freed_with, libllama_error, take_errors
+from headstart.engine.library import api, libllama_error, take_errors
 from headstart.engine.media import LlamaChunk
 from headstart.engine.model import Model
 from headstart.engine.parameters import embedding_params
@@ -50,7 +51,7 @@ class LlamaEmbedder:
         self._handle: Any = api.llama_init_from_model(model.handle, params)
         if not self._handle:
             raise libllama_error(ModelError, f"no context for embeddings of {model.path}")
-        freed_with(self, api.llama_free, self._handle)
+        finalize(self, api.llama_free, self._handle)
         Adapters(model, self._handle, config)
         self._memory = api.llama_get_memory(self._handle)
         self.pooling = POOLINGS[api.llama_pooling_type(self._handle)]

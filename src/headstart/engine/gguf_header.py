@@ -9,11 +9,12 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import finalize
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.engine.library import api, freed_with
+from headstart.engine.library import api
 from headstart.types.errors import ModelError
 
 _ARRAY = 9
@@ -57,7 +58,7 @@ class GgufHeader:
         self._file = api.gguf_init_from_file(str(path).encode(), api.gguf_init_params(True, None))
         if not self._file:
             raise ModelError(f"{path} cannot be read as a GGUF file; download it again")
-        freed_with(self, api.gguf_free, self._file)
+        finalize(self, api.gguf_free, self._file)
 
     @property
     def architecture(self) -> str:

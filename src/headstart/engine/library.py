@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # otherwise an abort runs a debugger first
 # Threads wait for each other hundreds of times per step. By default they spin so long that two
@@ -119,15 +118,6 @@ def take_errors() -> str:
 def libllama_error(kind: type[E], words: str) -> E:
     """An error with the reason that libllama logged."""
     return kind(f"{words}: {take_errors() or 'libllama gave no reason'}")
-
-
-def freed_with(
-    owner: object, free: Callable[[Any], object], handle: Any
-) -> weakref.finalize[[Any], object]:
-    """Free what libllama made together with its owner; call the result to free it earlier."""
-    finalizer = weakref.finalize(owner, free, handle)
-    finalizer.atexit = False  # a thread may still compute
-    return finalizer
 
 
 def version() -> str:

@@ -6,6 +6,7 @@ import ctypes
 import logging
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 from headstart.config import EngineConfig
 from headstart.engine import library
@@ -64,7 +65,8 @@ class Model:
         progress.tell({})
         if not self.handle:
             raise library.libllama_error(ModelError, f"cannot load {self.path}")
-        self.close = library.freed_with(self, api.llama_model_free, self.handle)
+        self.close = finalize(self, api.llama_model_free, self.handle)
+        self.close.atexit = not vocab_only  # the web process may end while a thread tokenizes
         self.facts = Facts.of(self.handle, config.override_kv)
         self.vocab = LlamaVocab(self, self.handle)
         if not (vocab_only or is_drafter):

@@ -15,12 +15,13 @@ import logging
 from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 from headstart.config import EngineConfig
 from headstart.engine.c_batch import c_batch
 from headstart.engine.devices import FLASH_TILE, attention_tile
 from headstart.engine.groups import runs_of
-from headstart.engine.library import api, freed_with, take_errors
+from headstart.engine.library import api, take_errors
 from headstart.engine.parameters import Facts, Limits
 from headstart.types import Batch, ContextFullError
 
@@ -156,7 +157,7 @@ class PromptReader:
                 log.warning("prompts are processed in the shared cache: %s", take_errors())
                 self._size = self._most = 0
                 return False
-            self._free = freed_with(self, api.llama_free, self.handle)
+            self._free = finalize(self, api.llama_free, self.handle)
             self.memory = api.llama_get_memory(self.handle)
         return self._size > 0
 
