@@ -285,11 +285,15 @@ class Repository:
         with hub.explained(self.name):
             found = [
                 hf_hub_download(
-                    self.name, path, cache_dir=hub.cache, token=hub.token, endpoint=hub.endpoint,
+                    self.name,
+                    path,
+                    cache_dir=hub.cache,
+                    token=hub.token,
+                    endpoint=hub.endpoint,
                     tqdm_class=bar,
                 )
                 for path in files
-            ]  # fmt: skip
+            ]
         return Path(found[0])
 
 
