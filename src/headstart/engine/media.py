@@ -28,7 +28,7 @@ from headstart.engine.machine import default_threads
 from headstart.engine.model import Model
 from headstart.structures.system import use_any_core
 from headstart.types import Batch
-from headstart.types.errors import EngineError, HeadstartError, ModelError, RequestError
+from headstart.types.errors import EngineError, HeadstartError, ModelError, RequestError, in_words
 from headstart.types.media import MediaChunk, MediaPart, MediaQuestion
 from headstart.types.request import ErrorEvent, ReplyEvent
 
@@ -247,7 +247,7 @@ class Projector:
             except HeadstartError as error:
                 found.append(ErrorEvent(name, error))
             except Exception as error:  # reported to the client
-                found.append(ErrorEvent(name, HeadstartError(str(error))))
+                found.append(ErrorEvent(name, HeadstartError(in_words(error))))
         self._forget()
         return found
 

@@ -45,7 +45,8 @@ class PromptReader:
         before a prompt comes.
         """
         self.handle, self.memory, self._shared = None, None, shared
-        self._size = self._most = int(min(CELLS, params.n_ctx))  # cells, and how many there may be
+        self._least = int(min(CELLS, params.n_ctx))  # cells at first
+        self._size = self._most = self._least  # now, and how many there may be
         self.lengths: dict[int, int] = {}  # of the sequences here
         self._model, self._params = model, reader_params(params)
         self._unpacked: Model | None = None  # the weights used here, if not the first context's
@@ -55,7 +56,7 @@ class PromptReader:
         be here. `most_cells`: that may be allocated for longer prompts.
         """
         self.close()
-        self._unpacked, self._most = model, max(self._size, most_cells)
+        self._unpacked, self._most = model, max(self._least, most_cells)
 
     def speedup(self, first: Any) -> float:
         """How many times as fast as in the first context a prompt is decoded here; both must be
@@ -155,7 +156,8 @@ class PromptReader:
             self.handle = api.llama_init_from_model(model, self._params)
             if not self.handle:
                 log.warning("prompts are processed in the shared cache: %s", take_errors())
-                self._size = self._most = 0
+                has_grown = self._size > self._least
+                self._size = self._most = self._params.n_ctx = self._least if has_grown else 0
                 return False
             self._free = finalize(self, api.llama_free, self.handle)
             self.memory = api.llama_get_memory(self.handle)

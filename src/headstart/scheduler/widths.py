@@ -190,8 +190,7 @@ class WidthComparison:
 
 def _varied(num_tokens: int, engine: Engine) -> list[int]:
     """A text of tokens of which neighbours differ."""
-    step = 7919  # a prime
-    return [index * step % min(engine.vocab_size, step) for index in range(num_tokens)]
+    return [index * 7919 % engine.vocab_size for index in range(num_tokens)]  # a prime
 
 
 def change_by_order(engine: Engine, own: int, other: int) -> float:

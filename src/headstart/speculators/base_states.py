@@ -343,7 +343,10 @@ class StateSpeculator(Speculator):
 
     def end(self, seq_id: int) -> None:
         """Keep the caches: the next turn of a chat starts with them."""
-        self.states_of(seq_id).last = None
+        states = self.states_of(seq_id)
+        states.last, states.guessed = None, []
+        if hasattr(states, "builder"):
+            del states.builder  # it has the request, with its sampler and images
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
         """Time decodes in the drafter's sequence 0, whose contents are dropped."""

@@ -359,6 +359,8 @@ class DraftModelSpeculator(Speculator):
         """Keep the cache: the next turn of a chat starts with it."""
         sequence = self._sequences[seq_id]
         sequence.is_open, sequence.last = False, None
+        if hasattr(sequence, "builder"):
+            del sequence.builder  # it has the request, with its sampler and images
 
     def _forget(self, seq_ids: list[int]) -> bool:
         """Free the cells of these sequences; returns False if there are none."""

@@ -7,6 +7,8 @@ import itertools
 import time
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.harness import Model, Oracle, make_scheduler, run
@@ -16,7 +18,7 @@ from headstart.control.cost import REFERENCE_ROWS, Sample
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.warm_up import FILL, MOST_PADDING, ROUNDS, ROWS, DecodeTimer, WarmUp
-from headstart.scheduler.widths import WidthComparison
+from headstart.scheduler.widths import WidthComparison, _varied
 from headstart.testing import FakeEngine
 from headstart.types import Batch, CacheKind, ContextFullError
 from headstart.types.errors import EngineError
@@ -257,3 +259,9 @@ def test_a_sample_has_the_rows_that_the_target_computes(kind: CacheKind) -> None
     timer.begin(range(4), engine.num_cells)
     rows = [timer.num_computed(n) for n in (1, 4, 5, 7, 9)]
     assert rows == ([1, 4, 8, 8, 12] if kind is CacheKind.ROLLBACK else [1, 4, 5, 7, 9])
+
+
+@pytest.mark.parametrize("vocab_size", [4096, 32_000, 151_936])
+def test_rows_that_are_compared_have_different_tokens(vocab_size: int) -> None:
+    engine: Any = SimpleNamespace(vocab_size=vocab_size)
+    assert len(set(_varied(64, engine))) == 64

@@ -32,6 +32,7 @@ class ReplicaActor:
         self._name = serve.get_replica_context().replica_id.unique_id
         self._healthy_at = time.monotonic()
         self._url, self._failure = "", ""
+        self._proxy = Proxy(silence_seconds=5)
         self._exit_code: int | None = None
         self._is_ready, self._has_ended = asyncio.Event(), asyncio.Event()
         environment = dict(os.environ)
@@ -46,9 +47,11 @@ class ReplicaActor:
             raise ModelError(
                 self._failure or f"headstart serve ended with exit code {code}; its log says why"
             )
-        self._proxy = Proxy(silence_seconds=5)
+
+    @property
+    def _backend(self) -> Backend:
         headers = {"authorization": f"Bearer {self._server.key}"}
-        self._backend = Backend(name=self._name, url=self._url, headers=headers)
+        return Backend(name=self._name, url=self._url, headers=headers)
 
     def _on_state(self, state: Mapping[str, Any]) -> None:
         self._url, self._failure = state.get("url", self._url), state.get("message", "")
@@ -85,7 +88,8 @@ class ReplicaActor:
         Three looks in a row must show none: reports of a server are up to 0.25 s old.
         """
         deadline, num_idle = time.monotonic() + self._drain_seconds, 0
-        while num_idle < 3 and time.monotonic() < deadline and not self._has_ended.is_set():
+        has_ended = self._has_ended.is_set
+        while self._url and num_idle < 3 and time.monotonic() < deadline and not has_ended():
             num_idle = num_idle + 1 if await self._num_requests() == 0 else 0
             await asyncio.sleep(0.3)
         self._server.stop()
