@@ -320,6 +320,15 @@ def test_with_unpacked_weights_the_separate_cache_grows_with_a_long_prompt(
     engine, shared = engine_of(path), engine_of(path, is_apart=False)
     assert engine.reader is not None
     engine.reader.unpack(Model(path, CONFIG), 768)
+    read(engine, 0, 0, 200)
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "llama_init_from_model", lambda *_: None)
+        read(engine, 0, 200, 200)  # there is no memory: the small one stays
+    read(engine, 1, 0, 200)
+    assert lengths(engine) == {1: 200}
+    engine.clear(0)
+    engine.clear(1)
+    engine.reader.unpack(Model(path, CONFIG), 768)
     logits = []
     for one in (engine, shared):
         read(one, 0, 0, 200)
@@ -334,22 +343,6 @@ def test_with_unpacked_weights_the_separate_cache_grows_with_a_long_prompt(
     np.testing.assert_allclose(logits[0], logits[1], atol=0.15)
     read(engine, 0, 401, 200)  # with what is known of it, too much for both
     assert lengths(engine) == {0: 601}
-
-
-def test_where_a_larger_separate_cache_cannot_be_had_the_small_one_stays(
-    path: Path, monkeypatch
-) -> None:
-    monkeypatch.setattr(prompt_reader, "CELLS", 256)
-    engine = engine_of(path)
-    assert engine.reader is not None
-    engine.reader.unpack(Model(path, CONFIG), 768)
-    read(engine, 0, 0, 200)
-    with monkeypatch.context() as patch:
-        patch.setattr(api, "llama_init_from_model", lambda *_: None)
-        read(engine, 0, 200, 200)
-    assert not lengths(engine)
-    read(engine, 1, 0, 200)
-    assert lengths(engine) == {1: 200}
 
 
 def test_a_prompt_that_the_shared_cache_has_no_room_for_is_not_lost(path: Path) -> None:
