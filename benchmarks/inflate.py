@@ -13,6 +13,10 @@ How it stays the same function (small width d, big width D):
                zeros
   new layers   random inputs, zero `attn_output` and `ffn_down`: they add nothing to the residual
                stream; of a hybrid they are recurrent, with zero `ssm_out`
+  qwen35       its gates, with zero weights, halve what attention writes, which has twice the
+               weights; its norms of queries and keys divide by a constant, because epsilon exceeds
+               them: what is added to the residual stream is LOUD times as large, and epsilon grows
+               with its square
 """
 
 from __future__ import annotations
@@ -46,6 +50,8 @@ FILE_TYPES = {
     "F16": LlamaFileType.MOSTLY_F16,
     "Q8_0": LlamaFileType.MOSTLY_Q8_0,
 }
+HYBRIDS = {"granitehybrid": {"group_count": 1}, "qwen35": {"group_count": 8}}
+LOUD = 2.0**19
 RANDOM_ROWS = 64  # a block of random rows is made once and repeated: the values never matter
 
 Floats = NDArray[np.float32]
@@ -67,7 +73,17 @@ class Shape:
     num_heads: int
     num_kv_heads: int
     vocab_size: int = 0  # 0 for that of the small model; added tokens have a logit of 0
-    is_hybrid: bool = False  # new layers are recurrent, as most of granitehybrid's
+    hybrid: str = ""  # one of HYBRIDS, whose recurrent layers the new ones are; empty: none
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether it has Qwen 3.5's gates, norms of queries and keys, and order of rotation."""
+        return self.hybrid == "qwen35"
+
+    @property
+    def loudness(self) -> float:
+        """How much more is added to the residual stream."""
+        return LOUD if self.is_gated else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +95,15 @@ class Preset:
     weight_type: str  # F32, F16 or Q8_0
 
 
+_SMALL = Shape(16, 1024, 2816, 16, 4)
 _DRAFT_SHAPE = Shape(8, 768, 2048, 12, 2)
 _8B_SHAPE = Shape(32, 4096, 14336, 64, 16, vocab_size=131_072)
 PRESETS = {
     "1b-q8": Preset(demo.TARGET, Shape(22, 2048, 5632, 32, 4), "Q8_0"),
     # for tables of many cells: a step takes a fifth
-    "0.2b-q8": Preset(demo.TARGET, Shape(16, 1024, 2816, 16, 4), "Q8_0"),
-    "0.2b-hybrid-q8": Preset(demo.TARGET, Shape(16, 1024, 2816, 16, 4, is_hybrid=True), "Q8_0"),
+    "0.2b-q8": Preset(demo.TARGET, _SMALL, "Q8_0"),
+    "0.2b-granite-q8": Preset(demo.TARGET, replace(_SMALL, hybrid="granitehybrid"), "Q8_0"),
+    "0.2b-qwen-q8": Preset(demo.TARGET, replace(_SMALL, hybrid="qwen35"), "Q8_0"),
     "0.5b-q8": Preset(demo.TARGET, Shape(20, 1536, 4096, 24, 4), "Q8_0"),
     # Few wide layers in F32 wait for memory: 2 or 3 rows cost what 1 does, 8 rows less than twice
     # that.
@@ -150,7 +168,6 @@ def build(preset: Preset, output: Path) -> bool:
     source, shape = Source(demo.path(preset.source)), preset.shape
     tensors = list(Inflation(source, preset).tensors())
     size = sum(one.num_weights for one in tensors) / 1e9
-    epsilon = source.reader.fields["llama.attention.layer_norm_rms_epsilon"].contents()
     changes = {
         "general.name": f"{preset.source} inflated to {size:.2f} B, {preset.weight_type}",
         "general.file_type": int(FILE_TYPES[preset.weight_type]),
@@ -159,35 +176,54 @@ def build(preset: Preset, output: Path) -> bool:
         "llama.feed_forward_length": shape.ff_width,
         "llama.attention.head_count": shape.num_heads,
         "llama.attention.head_count_kv": shape.num_kv_heads,
-        "llama.attention.layer_norm_rms_epsilon": epsilon * source.shape.width / shape.width,
+        "llama.attention.layer_norm_rms_epsilon": epsilon_of(source, shape),
         **source.vocabulary(shape.vocab_size),
     }
-    if shape.is_hybrid:
+    if shape.hybrid:
         changes |= {f"llama.ssm.{name}": size for name, size in recurrence(shape).items()}
     writer = begin(source.reader, output, changes)
-    if shape.is_hybrid:
-        _make_hybrid(writer, shape, source.shape.num_layers)
+    if shape.hybrid:
+        _make_hybrid(writer, shape, source)
     for name, kind, rows in tensors:
         writer.add_tensor(name, rows, raw_dtype=kind)
     finish(writer)
     return True
 
 
+def epsilon_of(source: Source, shape: Shape) -> float:
+    """The epsilon of the big model's norms."""
+    own = float(source.reader.fields["llama.attention.layer_norm_rms_epsilon"].contents())
+    return own * source.shape.width / shape.width * shape.loudness**2
+
+
 def recurrence(shape: Shape) -> dict[str, int]:
-    """The sizes of Mamba-2 layers, as in Granite 4, by their names in a GGUF."""
-    sizes = {"conv_kernel": 4, "state_size": 128, "group_count": 1}
-    return sizes | {"inner_size": 2 * shape.width, "time_step_rank": shape.width // 32}
+    """The sizes of recurrent layers by their names in a GGUF: Mamba-2 as in Granite 4, or gated
+    delta nets as in Qwen 3.5.
+    """
+    inner, size = 2 * shape.width, 128
+    heads = inner // size if shape.is_gated else shape.width // 32
+    sizes = {"conv_kernel": 4, "state_size": size, "inner_size": inner, "time_step_rank": heads}
+    return {**sizes, **HYBRIDS[shape.hybrid]}
 
 
-def _make_hybrid(writer: GGUFWriter, shape: Shape, num_kept: int) -> None:
-    """Change the metadata of a llama model to that of a hybrid with `num_kept` attention layers."""
-    key, own = "granitehybrid.attention.head_count_kv", writer.kv_data[0]
-    fields = {name.replace("llama.", "granitehybrid."): own[name] for name in own}
-    del fields[key], fields["general.architecture"]
+def _make_hybrid(writer: GGUFWriter, shape: Shape, source: Source) -> None:
+    """Change the metadata of a llama model to that of a hybrid; the first layers have attention."""
+    name, own, num_kept = shape.hybrid, writer.kv_data[0], source.shape.num_layers
+    fields = {key.replace("llama.", f"{name}."): own[key] for key in own}
+    del fields["general.architecture"]
+    is_new = [layer >= num_kept for layer in range(shape.num_layers)]
+    counts = fields.pop(f"{name}.attention.head_count_kv")
     writer.kv_data[0] = fields
-    writer.add_string("general.architecture", "granitehybrid")
-    num_new = shape.num_layers - num_kept
-    writer.add_array(key, [shape.num_kv_heads] * num_kept + [0] * num_new)
+    writer.add_string("general.architecture", name)
+    if shape.is_gated:
+        fields[f"{name}.attention.head_count_kv"] = counts
+        writer.add_array(f"{name}.attention.recurrent_layers", is_new)
+        third = -(-source.head_size // 6)  # a dimension of positions in images each
+        rest = source.head_size // 2 - 2 * third
+        writer.add_array(f"{name}.rope.dimension_sections", [third, third, rest, 0])
+    else:
+        num_heads = [0 if new else shape.num_kv_heads for new in is_new]
+        writer.add_array(f"{name}.attention.head_count_kv", num_heads)
 
 
 class Tensor(NamedTuple):
@@ -216,7 +252,7 @@ class Inflation:
     def tensors(self) -> Iterator[Tensor]:
         big, vocab = self.big, max(self.small.vocab_size, self.big.vocab_size)
         query_width, kv_width = big.num_heads * self.head_size, big.num_kv_heads * self.head_size
-        yield self._padded("token_embd.weight", vocab, big.width)
+        yield self._padded("token_embd.weight", vocab, big.width, self._louder)
         yield self._norm("output_norm.weight")
         yield self._padded("output.weight", vocab, big.width)
         for layer in range(big.num_layers):
@@ -225,37 +261,51 @@ class Inflation:
             read = self._random if is_new else self._padded
             write = self._zeros if is_new else self._padded
             yield norm(prefix + "attn_norm.weight")
-            if is_new and big.is_hybrid:
+            if is_new and big.hybrid:
                 yield from self._recurrent(prefix)
             else:
-                yield read(prefix + "attn_q.weight", query_width, big.width, self._move_heads)
-                yield read(prefix + "attn_k.weight", kv_width, big.width)
+                queries = query_width * (1 + big.is_gated)
+                yield read(prefix + "attn_q.weight", queries, big.width, self._queries)
+                yield read(prefix + "attn_k.weight", kv_width, big.width, self._rotated)
                 yield read(prefix + "attn_v.weight", kv_width, big.width)
                 name = prefix + "attn_output.weight"
                 yield write(name, big.width, query_width, self._move_inputs)
-            yield norm(prefix + "ffn_norm.weight")
+            if big.is_gated and not is_new:
+                constant = math.sqrt(epsilon_of(self.source, big))
+                for name in ("attn_q_norm", "attn_k_norm"):
+                    yield self._full(f"{prefix}{name}.weight", constant, self.head_size)
+            after = "post_attention_norm" if big.is_gated else "ffn_norm"
+            yield norm(prefix + "ffn_norm.weight")._replace(name=f"{prefix}{after}.weight")
             yield read(prefix + "ffn_gate.weight", big.ff_width, big.width)
             yield read(prefix + "ffn_up.weight", big.ff_width, big.width)
-            yield write(prefix + "ffn_down.weight", big.width, big.ff_width)
+            yield write(prefix + "ffn_down.weight", big.width, big.ff_width, self._louder)
 
     def _recurrent(self, prefix: str) -> Iterator[Tensor]:
-        sizes = recurrence(self.big)
+        sizes, width = recurrence(self.big), self.big.width
         inner, heads = sizes["inner_size"], sizes["time_step_rank"]
-        mixed = inner + 2 * sizes["state_size"]
-        yield self._random(prefix + "ssm_in.weight", inner + mixed + heads, self.big.width)
-        yield self._zeros(prefix + "ssm_out.weight", self.big.width, inner)
-        for name, value, *size in (
-            ("ssm_conv1d.weight", 0.25, mixed, sizes["conv_kernel"]),
-            ("ssm_conv1d.bias", 0.0, mixed),
-            ("ssm_dt.bias", 0.0, heads),
-            ("ssm_a", -1.0, heads, 1),
-            ("ssm_d", 1.0, heads, 1),
-            ("ssm_norm.weight", 1.0, 1, inner),
-        ):
-            yield Tensor(prefix + name, F32, _bytes(np.full(size, value, np.float32)))
+        mixed = inner + 2 * sizes["state_size"] * sizes["group_count"]
+        yield self._zeros(prefix + "ssm_out.weight", width, inner)
+        if self.big.is_gated:
+            yield self._random(prefix + "attn_qkv.weight", mixed, width)
+            yield self._random(prefix + "attn_gate.weight", inner, width)
+            yield self._random(prefix + "ssm_beta.weight", heads, width)
+            yield self._random(prefix + "ssm_alpha.weight", heads, width)
+            yield self._full(prefix + "ssm_a", -1.0, heads)
+            yield self._full(prefix + "ssm_norm.weight", 1.0, sizes["state_size"])
+        else:
+            yield self._random(prefix + "ssm_in.weight", inner + mixed + heads, width)
+            yield self._full(prefix + "ssm_conv1d.bias", 0.0, mixed)
+            yield self._full(prefix + "ssm_a", -1.0, heads, 1)
+            yield self._full(prefix + "ssm_d", 1.0, heads, 1)
+            yield self._full(prefix + "ssm_norm.weight", 1.0, 1, inner)
+        yield self._full(prefix + "ssm_conv1d.weight", 0.25, mixed, sizes["conv_kernel"])
+        yield self._full(prefix + "ssm_dt.bias", 0.0, heads)
+
+    def _full(self, name: str, value: float, *size: int) -> Tensor:
+        return Tensor(name, F32, _bytes(np.full(size, value, np.float32)))
 
     def _ones(self, name: str) -> Tensor:
-        return Tensor(name, F32, _bytes(np.ones(self.big.width, np.float32)))
+        return self._full(name, 1.0, self.big.width)
 
     def _norm(self, name: str) -> Tensor:
         weights = np.zeros(self.big.width, np.float32)
@@ -293,7 +343,25 @@ class Inflation:
         return moved.reshape(-1, queries.shape[1])
 
     def _move_inputs(self, outputs: Floats) -> Floats:
-        return self._move_heads(outputs.T).T
+        return self._louder(self._move_heads(outputs.T).T) * (1 + self.big.is_gated)
+
+    def _queries(self, queries: Floats) -> Floats:
+        """Rotated and moved, each head followed by its gate if it has one."""
+        moved = self._move_heads(self._rotated(queries))
+        if not self.big.is_gated:
+            return moved
+        heads = moved.reshape(self.big.num_heads, self.head_size, -1)
+        return np.concatenate((heads, np.zeros_like(heads)), axis=1).reshape(-1, moved.shape[1])
+
+    def _rotated(self, rows: Floats) -> Floats:
+        """The rows of each head in the order of their rotation: with Qwen 3.5 halves, not pairs."""
+        if not self.big.is_gated:
+            return rows
+        pairs = rows.reshape(-1, self.head_size // 2, 2, rows.shape[1])
+        return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+    def _louder(self, outputs: Floats) -> Floats:
+        return outputs * np.float32(self.big.loudness)
 
     def _encode(self, values: Floats) -> Encoded:
         return _bytes(quantize(np.ascontiguousarray(values), self.type))

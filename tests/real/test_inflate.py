@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.inflate import PRESETS, Preset, Shape, Source, build
+from benchmarks.inflate import HYBRIDS, PRESETS, Preset, Shape, Source, build
 from tests.real.support import decode, engine_of
 
 from headstart.app import demo
@@ -26,14 +26,12 @@ def inflated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("is_hybrid", [False, True])
-def test_an_inflated_model_computes_the_logits_of_its_source(
-    tmp_path: Path, is_hybrid: bool
-) -> None:
+@pytest.mark.parametrize("hybrid", ["", *HYBRIDS])
+def test_an_inflated_model_computes_the_logits_of_its_source(tmp_path: Path, hybrid: str) -> None:
     path = tmp_path / "big.gguf"
-    build(replace(SMALL, shape=replace(SMALL.shape, is_hybrid=is_hybrid)), path)
+    build(replace(SMALL, shape=replace(SMALL.shape, hybrid=hybrid)), path)
     engines = [engine_of(one) for one in (demo.path(demo.DRAFT_OTHER), path)]
-    assert (engines[1].cache_kind is CacheKind.CHECKPOINT) == is_hybrid
+    assert (engines[1].cache_kind is CacheKind.CUT) == (not hybrid)
     small, big = (decode(engine, PROMPT) for engine in engines)
     assert np.ptp(small) > 5
     np.testing.assert_allclose(big, small, atol=1e-3)
