@@ -243,18 +243,21 @@ def _chunks(dialect: Dialect, index: int, event: Event) -> bytes:
     """Add an event to its choice and encode what the client gets of it; may be empty."""
     choice, body = dialect.choices[index], dialect.body
     piece = choice.take(event)
+    has_news = piece.events or piece.logprobs or (piece.tokens and dialect.has_extras)
     chunks: list[Chunk] = []
     match event:
         case ProgressEvent() if body.return_progress:
             chunks = [*_open(dialect, choice), *dialect.progress(choice, event)]
         case TokenEvent():
             choice.logprobs.clear()  # sent with this piece only
-            chunks = [*_open(dialect, choice), *dialect.deltas(choice, piece)]
+            chunks = _open(dialect, choice)
+            chunks += dialect.deltas(choice, piece) if has_news else []
             if body.timings_per_token and chunks:
                 chunks[-1]["timings"] = timings(choice.stats)
         case FinishEvent():
-            opened = _open(dialect, choice)
-            chunks = [*opened, *dialect.deltas(choice, piece), *dialect.closing(choice)]
+            chunks = _open(dialect, choice)
+            chunks += dialect.deltas(choice, piece) if has_news else []
+            chunks += dialect.closing(choice)
     return b"".join(map(dialect.encode, chunks))
 
 

@@ -125,7 +125,7 @@ class ChatDialect(OpenAIDialect):
         chunks = [self.head | {"choices": [role]}]
         if self.body.echo and choice.prompt.echo:
             echo = Content(choice.prompt.echo)
-            chunks.append(self.delta(choice, Piece(echo.text, events=(echo,))))
+            chunks += self.deltas(choice, Piece(echo.text, events=(echo,)))
         return chunks
 
     def deltas(self, choice: Choice, piece: Piece) -> list[Chunk]:
@@ -135,7 +135,7 @@ class ChatDialect(OpenAIDialect):
         if not (thoughts and others):
             return super().deltas(choice, piece)
         rest = replace(piece, events=others)
-        return [self.delta(choice, Piece(events=thoughts)), self.delta(choice, rest)]
+        return super().deltas(choice, Piece(events=thoughts)) + super().deltas(choice, rest)
 
     def entry(self, choice: Choice, piece: Piece, *, is_whole: bool) -> Chunk:
         entry: Chunk = {"index": choice.index}

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from headstart.server.answer import answer, new_call
 from headstart.server.answer_numbers import legacy_logprobs, native_answer, token_probabilities
-from headstart.server.dialect import Choice, Chunk, OpenAIDialect, Piece, SingleDialect
+from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece
 from headstart.server.errors import not_supported
 from headstart.server.infill import fill_in, infill_prompt
 from headstart.server.media import read_prompt_media
@@ -84,7 +84,7 @@ class CompletionDialect(OpenAIDialect):
     def opening(self, choice: Choice) -> list[Chunk]:
         if not self.body.echo:
             return []
-        return [self.delta(choice, Piece(choice.prompt.echo, logprobs=_prompt_logprobs(choice)))]
+        return self.deltas(choice, Piece(choice.prompt.echo, logprobs=_prompt_logprobs(choice)))
 
     def entry(self, choice: Choice, piece: Piece, *, is_whole: bool) -> Chunk:
         shown, logprobs = None, list(piece.logprobs)
@@ -118,10 +118,10 @@ def _prompt_logprobs(choice: Choice) -> list[TokenLogprob]:
     return [first, *choice.prompt_logprobs]
 
 
-class NativeDialect(SingleDialect):
+class NativeDialect(Dialect):
     """Flat objects, one per choice; a stream ends with the last `stop: true`."""
 
-    def delta(self, choice: Choice, piece: Piece) -> Chunk:
+    def deltas(self, choice: Choice, piece: Piece) -> list[Chunk]:
         chunk = {
             "index": choice.index,
             "content": piece.text,
@@ -133,7 +133,7 @@ class NativeDialect(SingleDialect):
         }
         if piece.logprobs:
             chunk["completion_probabilities"] = self.probabilities(choice, piece.logprobs)
-        return chunk | self.extras(piece) if self.has_extras else chunk
+        return [chunk | self.extras(piece) if self.has_extras else chunk]
 
     def closing(self, choice: Choice) -> list[Chunk]:
         return [self._picked(native_answer(self.call, self.body, choice, "", ()))]

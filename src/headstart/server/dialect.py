@@ -162,7 +162,9 @@ class Dialect(ABC):
 
     @abstractmethod
     def deltas(self, choice: Choice, piece: Piece) -> list[Chunk]:
-        """The chunks that carry a piece; none if there is nothing to send yet."""
+        """The chunks that carry a piece; none if all of it is withheld. An empty piece is only
+        given by `progress`.
+        """
 
     @abstractmethod
     def closing(self, choice: Choice) -> list[Chunk]:
@@ -174,7 +176,7 @@ class Dialect(ABC):
 
     def progress(self, choice: Choice, event: ProgressEvent) -> list[Chunk]:
         """Chunks that report how much of the prompt is processed, if the format has any."""
-        return []
+        return [chunk | self.prompt_progress(event) for chunk in self.deltas(choice, Piece())]
 
     def encode(self, chunk: Chunk) -> bytes:
         """A chunk as it is sent: a server-sent event."""
@@ -233,22 +235,7 @@ class Dialect(ABC):
         }
 
 
-class SingleDialect(Dialect):
-    """A format in which a piece is one chunk."""
-
-    @abstractmethod
-    def delta(self, choice: Choice, piece: Piece) -> Chunk:
-        """The chunk that carries a piece."""
-
-    def deltas(self, choice: Choice, piece: Piece) -> list[Chunk]:
-        per_token = piece.tokens and self.has_extras
-        return [self.delta(choice, piece)] if piece.events or piece.logprobs or per_token else []
-
-    def progress(self, choice: Choice, event: ProgressEvent) -> list[Chunk]:
-        return [self.delta(choice, Piece()) | self.prompt_progress(event)]
-
-
-class OpenAIDialect(SingleDialect):
+class OpenAIDialect(Dialect):
     """Common parts of chat and text completions: frame, usage, and the numbers at the end."""
 
     ends_with_done = True
@@ -258,8 +245,8 @@ class OpenAIDialect(SingleDialect):
     def entry(self, choice: Choice, piece: Piece, *, is_whole: bool) -> Chunk:
         """One member of `choices`."""
 
-    def delta(self, choice: Choice, piece: Piece) -> Chunk:
-        return self.head | {"choices": [self.entry(choice, piece, is_whole=False)]}
+    def deltas(self, choice: Choice, piece: Piece) -> list[Chunk]:
+        return [self.head | {"choices": [self.entry(choice, piece, is_whole=False)]}]
 
     def closing(self, choice: Choice) -> list[Chunk]:
         last = self.entry(choice, Piece(), is_whole=False) | {"finish_reason": choice.finish_reason}

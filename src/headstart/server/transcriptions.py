@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from headstart.server.body import Body, make_body
 from headstart.server.chat import answer_chat
-from headstart.server.dialect import Choice, Chunk, Piece, SingleDialect
+from headstart.server.dialect import Choice, Chunk, Dialect, Piece
 from headstart.server.errors import not_supported, shorten
 from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody, shared_fields
@@ -69,14 +69,14 @@ def _value(given: Any) -> Any:
         return given
 
 
-class TranscriptionDialect(SingleDialect):
+class TranscriptionDialect(Dialect):
     """transcript.text.delta and transcript.text.done."""
 
     ends_with_done = True
 
-    def delta(self, choice: Choice, piece: Piece) -> Chunk:
+    def deltas(self, choice: Choice, piece: Piece) -> list[Chunk]:
         said = "".join(event.text for event in piece.events if isinstance(event, Content))
-        return {"type": "transcript.text.delta", "delta": said}
+        return [{"type": "transcript.text.delta", "delta": said}]
 
     def closing(self, choice: Choice) -> list[Chunk]:
         return [self.whole()]
