@@ -32,9 +32,10 @@ from headstart.config import (
     SchedulerConfig,
     SpeculationConfig,
 )
+from headstart.engine.model import Model
 from headstart.extras.distill import command, trial
 from headstart.extras.distill.acceptance import DraftRule, walk
-from headstart.extras.distill.candidates import Candidates
+from headstart.extras.distill.candidates import draft_model
 from headstart.extras.distill.edit import CARD, begin, cut, finish
 from headstart.extras.distill.prices import StepPrices
 from headstart.extras.distill.proof import Interval
@@ -91,7 +92,7 @@ def recorded(folder: Path) -> list[RecordedText]:
 def test_replayed_acceptance_is_live_acceptance_within_its_error(folder: Path) -> None:
     texts = recorded(folder)
     live = json.loads((folder / "live.json").read_text())
-    replayed, _ = Candidates(CONFIG, path(TARGET)).draft_model(path(DRAFT), texts)
+    replayed, _ = draft_model(CONFIG, Model(path(TARGET)), path(DRAFT), texts)
     num_drafted, num_accepted, live_drafted, live_accepted = 0, 0, 0, 0
     for text, outcomes in zip(texts, replayed, strict=True):
         found = walk(text, [outcomes], DraftRule(LENGTH), PRICES)
@@ -127,7 +128,7 @@ def test_measure_compares_copies_and_draft_models_without_training_libraries(
 def test_one_decode_timed_too_slow_or_fast_does_not_price_a_model(folder, monkeypatch, first):
     times = iter([(first, 1.0), *[(1.0, 1.0)] * 99])
     monkeypatch.setattr(DraftModelSpeculator, "time_decodes", lambda *given: next(times))
-    assert Candidates(CONFIG, path(TARGET)).draft_model(path(DRAFT), recorded(folder)[:1])[1] == 1.0
+    assert draft_model(CONFIG, Model(path(TARGET)), path(DRAFT), recorded(folder)[:1])[1] == 1.0
 
 
 def test_two_draft_models_of_one_name_are_not_taken_for_one(folder: Path, tmp_path, capsys) -> None:

@@ -1,10 +1,11 @@
-"""Speculators for recorded texts of a target, whose weights are not loaded."""
+"""Replays speculators over recorded texts of a target, whose weights are not loaded."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import SimpleNamespace
@@ -27,78 +28,63 @@ WIDTH = 8  # texts that a draft model follows at once
 SUFFIX = "suffix"
 
 
-class Candidates:
-    """Makes speculators for the texts of one target."""
+def suffix(
+    config: Config, target: Model, texts: Sequence[RecordedText], earlier: Sequence[RecordedText]
+) -> list[Outcomes]:
+    """Copies from a text itself and from the ones before it."""
+    options = {SUFFIX: dict(config.speculation.options.get(SUFFIX, {})) | {"file": None}}
+    speculator = make_speculator(SUFFIX, options, speculator_parts(config, target, {}))
+    return replay(speculator, texts, partial(_sampler, target), earlier=earlier)
 
-    def __init__(self, config: Config, target: Path) -> None:
-        """For the target in this file.
 
-        Raises:
-            ModelError: it cannot be read.
-        """
-        self.config = config
-        self.target = Model(target)
+def draft_model(
+    config: Config, target: Model, path: Path, texts: Sequence[RecordedText]
+) -> tuple[list[Outcomes], float]:
+    """A draft model, and milliseconds of one of its tokens for one text.
 
-    def sampler(self, text: RecordedText) -> Sampler:
-        """The sampler that chose the text's tokens."""
-        vocab, context = self.target.vocab, self.target.facts.train_context
-        filters = SimpleNamespace(
-            vocab_size=vocab.size, make_filters=lambda params: LlamaFilters(vocab, context, params)
+    Raises:
+        ConfigError: it reads the target's hidden states, which are not recorded.
+        ModelError: it cannot draft for this target.
+    """
+    drafter = read_drafter(path)
+    if drafter.reads_states:
+        raise ConfigError(
+            f"{path.name} drafts from the target's hidden states, which are not recorded; "
+            "headstart bench measures it"
         )
-        return Sampler(text.sampling, cast("Engine", filters), vocab.eog_ids)
+    longest = max(len(text.prompt) + len(text.answer) for text in texts)
+    engine = replace(config.engine, context=WIDTH * (longest + 64), exact=False)
+    scheduler = replace(config.scheduler, parallel=WIDTH)
+    part = drafter_part(replace(config, engine=engine, scheduler=scheduler), drafter, engine)
+    draft = LlamaEngine(Model(path, part.config), part.config, part.limits)
+    parts = speculator_parts(config, target, {"engine": draft})
+    speculator = make_speculator(DRAFT_MODEL, config.speculation.options, parts)
+    replayed = replay(speculator, texts, partial(_sampler, target), WIDTH)
+    # the median counts: single ones may be far too slow, or too fast
+    timed = [speculator.time_decodes(time.perf_counter) for _ in range(16)]
+    return replayed, median(one[0] for one in timed if one is not None)
 
-    def suffix(
-        self, texts: Sequence[RecordedText], earlier: Sequence[RecordedText]
-    ) -> list[Outcomes]:
-        """Copies from a text itself and from the ones before it."""
-        options = {SUFFIX: dict(self.config.speculation.options.get(SUFFIX, {})) | {"file": None}}
-        speculator = make_speculator(
-            SUFFIX, options, speculator_parts(self.config, self.target, {})
+
+def _sampler(target: Model, text: RecordedText) -> Sampler:
+    """The sampler that chose the text's tokens."""
+    vocab, context = target.vocab, target.facts.train_context
+    filters = SimpleNamespace(
+        vocab_size=vocab.size, make_filters=lambda params: LlamaFilters(vocab, context, params)
+    )
+    return Sampler(text.sampling, cast("Engine", filters), vocab.eog_ids)
+
+
+def check_tokens(config: Config, target: Model, draft: Path) -> None:
+    """Check that a draft model has the target's own tokens.
+
+    Raises:
+        ModelError: it has others, so recorded tokens are meaningless to it.
+    """
+    if make_translator(config, target, Model(draft)) is not None:
+        raise ModelError(
+            f"{draft} has other tokens than {target.path.name} and cannot learn from its "
+            "texts; name a draft model of the same family"
         )
-        return replay(speculator, texts, self.sampler, earlier=earlier)
-
-    def draft_model(
-        self, path: Path, texts: Sequence[RecordedText]
-    ) -> tuple[list[Outcomes], float]:
-        """A draft model, and milliseconds of one of its tokens for one text.
-
-        Raises:
-            ConfigError: it reads the target's hidden states, which are not recorded.
-            ModelError: it cannot draft for this target.
-        """
-        drafter = read_drafter(path)
-        if drafter.reads_states:
-            raise ConfigError(
-                f"{path.name} drafts from the target's hidden states, which are not recorded; "
-                "headstart bench measures it"
-            )
-        longest = max(len(text.prompt) + len(text.answer) for text in texts)
-        engine = replace(self.config.engine, context=WIDTH * (longest + 64), exact=False)
-        config = replace(
-            self.config, engine=engine, scheduler=replace(self.config.scheduler, parallel=WIDTH)
-        )
-        part = drafter_part(config, drafter, engine)
-        draft = LlamaEngine(Model(path, part.config), part.config, part.limits)
-        parts = speculator_parts(config, self.target, {"engine": draft})
-        options = self.config.speculation.options
-        speculator = make_speculator(DRAFT_MODEL, options, parts)
-        replayed = replay(speculator, texts, self.sampler, WIDTH)
-        # the median counts: single ones may be far too slow, or too fast
-        timed = [speculator.time_decodes(time.perf_counter) for _ in range(16)]
-        return replayed, median(one[0] for one in timed if one is not None)
-
-    def check_tokens(self, draft: Path) -> None:
-        """Check that a draft model has the target's own tokens.
-
-        Raises:
-            ModelError: it has others, so recorded tokens are meaningless to it.
-        """
-        model = Model(draft)
-        if make_translator(self.config, self.target, model) is not None:
-            raise ModelError(
-                f"{draft} has other tokens than {self.target.path.name} and cannot learn from its "
-                "texts; name a draft model of the same family"
-            )
 
 
 def draft_files(named: Sequence[str], draft: Path | None) -> list[Path]:

@@ -19,7 +19,8 @@ from headstart.app.cli.resolve import Resolved
 from headstart.app.model_files import find_models
 from headstart.config import Config, option
 from headstart.config.fields import listed
-from headstart.extras.distill.candidates import Candidates, draft_files
+from headstart.engine.model import Model
+from headstart.extras.distill.candidates import check_tokens, draft_files, draft_model, suffix
 from headstart.extras.distill.measure import Findings
 from headstart.extras.distill.prices import of_machine
 from headstart.extras.distill.proof import Proof, prove
@@ -152,7 +153,7 @@ class _Work:
         self.drafts = draft_files(listed(options.drafts), models.draft)
         texts = read_texts(folder, ModelId.of(models.target).digest, tenants)
         self.earlier, self.later = split(texts)
-        self.candidates = Candidates(config, models.target)
+        self.target = Model(models.target)
         self.facts: dict[str, Any] = {}
 
     def tell(self, lines: Iterable[str], **facts: Any) -> None:
@@ -168,11 +169,12 @@ class _Work:
             ModelError: a draft model cannot draft for this target.
         """
         prices = of_machine(self.config, self.models)
-        copies, not_used = self.candidates.suffix(self.later, self.earlier), {}
+        copies = suffix(self.config, self.target, self.later, self.earlier)
+        not_used: dict[str, str] = {}
         found = Findings.of(self.later, copies, prices)
         for path in self.drafts:
             try:
-                made = self.candidates.draft_model(path, self.later)
+                made = draft_model(self.config, self.target, path, self.later)
                 found = found.with_model(path.stem, *made)
             except ConfigError as error:
                 not_used[path.name] = str(error)
@@ -188,7 +190,7 @@ class _Work:
         had, has = cut(base, used, output)
         note_drafter(self.folder, output, base, self.earlier)
         share = sum(token in used for token in answers) / max(1, len(answers))
-        made = self.candidates.draft_model(output, self.later)
+        made = draft_model(self.config, self.target, output, self.later)
         found = found.with_model(output.stem, *made).bounded()
         words = f"{output} has {has} of {had} tokens, which make up {share:.1%} of later answers"
         self.tell(["", words, *found.report()], tokens=[had, has], share=share)
@@ -224,7 +226,7 @@ class _Work:
         }
         write = partial(write_model, reader, tried[loss][0], self.options.weights)
         write(candidate, card)
-        model, _ = self.candidates.draft_model(candidate, self.later)
+        model, _ = draft_model(self.config, self.target, candidate, self.later)
         # as large as its base: the difference between two timings would be chance
         found = found.with_model(candidate.stem, model, found.models[base.stem][1]).bounded()
         verdict = prove(found, base.stem, candidate.stem)
@@ -254,7 +256,7 @@ class _Work:
             raise ConfigError(f"name the draft model to be {becomes}: --draft-model FILE")
         if not self.earlier:
             raise ConfigError("there is no earlier conversation to learn from; record more")
-        self.candidates.check_tokens(self.models.draft)
+        check_tokens(self.config, self.target, self.models.draft)
         return self.models.draft
 
     def _trial(self, candidate: Path, verdict: Proof) -> Proof:
