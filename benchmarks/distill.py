@@ -44,7 +44,7 @@ from headstart.config import (
 from headstart.engine.model import Model
 from headstart.extras.bench.library import WORKLOADS, Question
 from headstart.extras.bench.report import table_head, table_row
-from headstart.extras.distill.candidates import Candidates
+from headstart.extras.distill.candidates import draft_model, suffix
 from headstart.extras.distill.measure import Findings
 from headstart.extras.distill.prices import StepPrices
 from headstart.extras.distill.proof import Interval, prove
@@ -192,8 +192,8 @@ def learn(args: argparse.Namespace) -> None:
     later, config = latest(later, args.tests), Config(engine=EngineConfig(threads=1))
     others = split(read_texts(args.others, model))[0] if args.others else []
     folder = training_folder(args.texts)
-    candidates, rows = Candidates(config, args.target), dict(CostCurve.parse(args.curve).points)
-    base, _ = candidates.draft_model(path(DRAFT), later)
+    target, rows = Model(args.target), dict(CostCurve.parse(args.curve).points)
+    base, _ = draft_model(config, target, path(DRAFT), later)
     models, file = Models(args.target, path(DRAFT)), args.texts / "tuned.gguf"
     print(table_head(*HEAD))
     for cell in args.cells.split(","):
@@ -215,8 +215,9 @@ def learn(args: argparse.Namespace) -> None:
             continue
         weights, numbers = tune(config, models, texts, folder, [loss], args.seconds)[loss]
         write_model(GGUFReader(path(DRAFT)), weights, "Q8_0", file, {})
-        found = Findings.of(later, candidates.suffix(later, part), StepPrices.of({"rows": rows}))
-        tuned, _ = candidates.draft_model(file, later)
+        copies = suffix(config, target, later, part)
+        found = Findings.of(later, copies, StepPrices.of({"rows": rows}))
+        tuned, _ = draft_model(config, target, file, later)
         for name, one in (("draft", base), ("tuned", tuned)):
             found = found.with_model(name, one, args.round)
         verdict = prove(found, "draft", "tuned")

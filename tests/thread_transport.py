@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from headstart.types.errors import HeadstartError
 from headstart.worker.loop import run_loop
-from headstart.worker.pipes import Command, Said, Stop
+from headstart.worker.pipes import Command, Said
 from headstart.worker.transport import Build, ProcessTransport
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class ThreadTransport(ProcessTransport):
         self._commands.put(command)
 
     def close(self) -> None:
-        self.send(Stop())
+        self.send(None)
         if self._thread is not None:
             self._thread.join()
 

@@ -15,7 +15,7 @@ from tests.server.server_process import Server
 from tests.server.serving import serving
 
 from headstart.config import ToolsConfig
-from headstart.server.extra_routes import Extras
+from headstart.server.extra_routes import load_extras
 
 if TYPE_CHECKING:
     from playwright.sync_api import Route
@@ -228,7 +228,7 @@ def test_a_chosen_tool_is_run_when_the_user_says_so(window: Window, tmp_path: Pa
         chunk = json.dumps({"choices": [{"index": 0, "delta": next(answers)}]})
         route.fulfill(body=f"data: {chunk}\n\ndata: [DONE]\n\n")
 
-    with serving(extras=Extras.of(ToolsConfig(tools="all", ui_mcp_proxy=True), {})) as client:
+    with serving(extras=load_extras(ToolsConfig(tools="all", ui_mcp_proxy=True), {})) as client:
         page = window.page
         props = client.get("/props").json() | {"settings": [{"name": "tools", "value": "all"}]}
         page.route("**/props", lambda route: route.fulfill(json=props))

@@ -15,7 +15,7 @@ from tests.page.support import Window, expect, worker_that_writes
 from tests.server.serving import serving, serving_app
 
 from headstart.config import ServerConfig, ToolsConfig
-from headstart.server.extra_routes import Extras
+from headstart.server.extra_routes import load_extras
 
 HOSTILE = """<script>document.title = "owned"</script>
 <img src=x onerror="document.title = 'owned'">
@@ -114,7 +114,7 @@ def another_site(pages: dict[str, str]) -> Iterator[str]:
 @pytest.fixture
 def victim(monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx2.Client]:
     """A server with everything on that a page of its own may use."""
-    with serving(extras=Extras.of(ToolsConfig(tools="all", ui_mcp_proxy=True), {})) as client:
+    with serving(extras=load_extras(ToolsConfig(tools="all", ui_mcp_proxy=True), {})) as client:
         yield client
 
 

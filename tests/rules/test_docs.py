@@ -17,7 +17,7 @@ from headstart.app.cli.settings import all_settings
 from headstart.config import ToolsConfig
 from headstart.gateway.router.metrics import METRICS as ROUTER_METRICS
 from headstart.server.app import endpoints
-from headstart.server.extra_routes import Extras
+from headstart.server.extra_routes import endpoints_of, load_extras
 from headstart.server.metrics import METRICS
 from headstart.speculators import SPECULATORS
 from headstart.types import errors
@@ -191,7 +191,10 @@ def _run(code: str, script: Path, request: pytest.FixtureRequest) -> None:
 
 def test_every_path_has_its_section_with_a_request_an_answer_and_its_errors() -> None:
     sections = dict(re.findall(r"^## (\S+ \S+)\n(.*?)(?=^## |\Z)", API, re.DOTALL | re.MULTILINE))
-    every = [*endpoints(), *Extras.of(ToolsConfig(tools="all", ui_mcp_proxy=True), {}).endpoints()]
+    every = [
+        *endpoints(),
+        *endpoints_of(load_extras(ToolsConfig(tools="all", ui_mcp_proxy=True), {})),
+    ]
     kinds = re.compile(r":(path|int)(?=\})")
     assert sections.keys() == {
         f"{endpoint.method} {kinds.sub('', endpoint.paths[0])}" for endpoint in every

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from tests.thread_transport import ThreadTransport
 from headstart.app.assemble import Models, build_scheduler, find_models, load_served_model
 from headstart.config import Config, ServerConfig
 from headstart.server.app import create_app
-from headstart.server.extra_routes import Extras
+from headstart.server.extra_routes import Extra, applied
 from headstart.server.listen import address_of, take_port, uvicorn_config
 from headstart.server.service import ServedModel
 from headstart.testing import ByteVocab
@@ -55,11 +55,11 @@ def serving(
     config: ServerConfig | None = None,
     model: ServedModel | None = None,
     wait: bool = True,
-    extras: Extras | None = None,
+    extras: Sequence[Extra] = (),
 ) -> Iterator[httpx2.Client]:
     """A client of a running server; with `wait` only once it is ready."""
     served = model or served_model()
-    config = (extras or Extras()).applied(config or ServerConfig())
+    config = applied(extras, config or ServerConfig())
     app = create_app(config, worker or FakeWorker(), lambda: served, lambda error: None, extras)
     with (
         serving_app(app, config) as address,

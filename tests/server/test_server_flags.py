@@ -16,7 +16,6 @@ from tests.server.fake_worker import FakeWorker
 from tests.server.serving import served_model, serving
 
 from headstart.config import SamplingConfig, ServerConfig
-from headstart.server.extra_routes import Extras
 from headstart.server.listen import StoppableServer, serve, take_port
 from headstart.server.sampling import request_defaults
 from headstart.server.service import ServedModel
@@ -46,7 +45,7 @@ def test_it_listens_on_several_addresses_and_a_unix_socket(tmp_path: Path):
     worker = FakeWorker()
     thread = threading.Thread(
         target=serve,
-        args=(config, worker, served_model, lambda *_: announced.set(), Extras()),
+        args=(config, worker, served_model, lambda *_: announced.set(), ()),
         daemon=True,
     )
     thread.start()
@@ -61,7 +60,7 @@ def test_a_port_of_a_unix_socket_in_use_is_refused(tmp_path: Path):
         other.bind(str(path))
         other.listen()
         with pytest.raises(ConfigError, match=r"cannot listen on .*h\.sock"):
-            serve(ServerConfig(host=str(path)), FakeWorker(), served_model, print, Extras())
+            serve(ServerConfig(host=str(path)), FakeWorker(), served_model, print, ())
 
 
 @pytest.mark.parametrize(
@@ -132,7 +131,7 @@ def test_a_port_in_use_is_named_with_the_remedy():
     with take_port(ServerConfig(port=0)) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"port {port}: .*in use.*; choose another --port"):
-            serve(ServerConfig(port=port), FakeWorker(), served_model, print, Extras())
+            serve(ServerConfig(port=port), FakeWorker(), served_model, print, ())
 
 
 def test_an_address_that_is_not_ours_is_a_config_error():
@@ -146,7 +145,7 @@ def test_an_address_that_is_not_ours_is_a_config_error():
 def test_a_file_that_cannot_be_read_stops_the_start_with_its_flag(files):
     flag = next(iter(files)).replace("_", "-")
     with pytest.raises(ConfigError, match=f"--{flag} /no .*No such file"):
-        serve(ServerConfig(port=0, **files), FakeWorker(), served_model, print, Extras())
+        serve(ServerConfig(port=0, **files), FakeWorker(), served_model, print, ())
 
 
 def test_sockets_name_their_protocol_so_that_tokens_are_sent_at_once():
@@ -179,7 +178,7 @@ def test_serving_ends_with_the_reason_when_the_model_cannot_be_loaded(caplog):
             worker,
             served_model,
             lambda *told: announced.append(told),
-            Extras(),
+            (),
         )
     assert worker.is_closed
     assert announced == []
@@ -202,7 +201,7 @@ def test_the_address_is_announced_once_requests_can_be_answered_and_ctrl_c_is_no
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        serve(ServerConfig(port=0), worker, load, announce, Extras())
+        serve(ServerConfig(port=0), worker, load, announce, ())
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)  # children of other tests would inherit it
@@ -216,5 +215,5 @@ def test_the_event_loop_has_the_interpreter_back_within_a_millisecond():
     sys.setswitchinterval(0.005)  # as in a new process
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(uvicorn.Server, "run", lambda *_, **__: noted.append(sys.getswitchinterval()))
-        serve(ServerConfig(port=0), FakeWorker(), served_model, print, Extras())
+        serve(ServerConfig(port=0), FakeWorker(), served_model, print, ())
     assert noted[0] < 0.001

@@ -19,7 +19,7 @@ from tests.server.serving import error_of, served_model, serving, serving_app
 from headstart.config import ServerConfig, ToolsConfig
 from headstart.extras.vertex import PATHS
 from headstart.server.app import create_app
-from headstart.server.extra_routes import Extras
+from headstart.server.extra_routes import Extra, applied, load_extras
 from headstart.types.errors import ConfigError
 
 KEY = {"Authorization": "Bearer k"}
@@ -29,7 +29,7 @@ READ = {"tool": "read_file", "params": {"path": "a"}}
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx2.Client]:
-    extras = Extras.of(ToolsConfig(tools="all", ui_mcp_proxy=True), {})
+    extras = load_extras(ToolsConfig(tools="all", ui_mcp_proxy=True), {})
     with serving(config=ServerConfig(api_key="k"), extras=extras) as client:
         client.headers.update(KEY)
         yield client
@@ -100,7 +100,7 @@ def test_where_tools_run_pages_of_other_machines_may_not_ask_even_with_a_key(cli
 
 
 def test_without_a_key_no_other_page_of_this_machine_runs_a_tool():
-    with serving(extras=Extras.of(ToolsConfig(tools="all", ui_mcp_proxy=True), {})) as client:
+    with serving(extras=load_extras(ToolsConfig(tools="all", ui_mcp_proxy=True), {})) as client:
         page = {"Origin": "http://localhost:1", "Sec-Fetch-Site": "same-site"}
         assert client.post("/tools", json=READ, headers=page).status_code == 403
         own = {"Origin": str(client.base_url).rstrip("/")}
@@ -177,7 +177,7 @@ def test_the_proxy_answers_no_link_of_another_site(client, target):
     """A browser that sends no Sec-Fetch-Site follows a link, an image or a form like this."""
     target.may_go_on.set()
     url = f"/cors-proxy?url={target.url}/"
-    with serving(extras=Extras.of(ToolsConfig(ui_mcp_proxy=True), {})) as open_to_all:
+    with serving(extras=load_extras(ToolsConfig(ui_mcp_proxy=True), {})) as open_to_all:
         browser = {"User-Agent": "Mozilla/5.0 (X11; Linux x86_64) Gecko/20100101 Firefox/140.0"}
         for response in (
             open_to_all.get(url, headers=browser),
@@ -194,7 +194,7 @@ def test_the_proxy_answers_no_link_of_another_site(client, target):
 def test_a_browser_may_call_itself_anything(target, name):
     target.may_go_on.set()
     url, browser = f"/cors-proxy?url={target.url}/", {"User-Agent": "Browser/1.0"}
-    with serving(extras=Extras.of(ToolsConfig(ui_mcp_proxy=True), {})) as open_to_all:
+    with serving(extras=load_extras(ToolsConfig(ui_mcp_proxy=True), {})) as open_to_all:
         own = str(open_to_all.base_url).rstrip("/")
         browser[name] = own if name in ("Origin", "Referer") else "cors"
         answer = open_to_all.get(url, headers=browser)
@@ -205,7 +205,7 @@ def test_a_browser_may_call_itself_anything(target, name):
 def test_a_program_needs_no_header_to_use_the_proxy(target):
     target.may_go_on.set()
     url = f"/cors-proxy?url={target.url}/"
-    with serving(extras=Extras.of(ToolsConfig(ui_mcp_proxy=True), {})) as open_to_all:
+    with serving(extras=load_extras(ToolsConfig(ui_mcp_proxy=True), {})) as open_to_all:
         assert open_to_all.get(url).status_code == 404  # the target's
         assert open_to_all.post(url, content=b"a").content.endswith(b"a")
 
@@ -241,7 +241,7 @@ async def test_who_leaves_within_the_body_is_no_error(path):
         FakeWorker(),
         served_model,
         print,
-        Extras.of(ToolsConfig(tools="all", ui_mcp_proxy=True), {}),
+        load_extras(ToolsConfig(tools="all", ui_mcp_proxy=True), {}),
     )
     sent = []
 
@@ -262,10 +262,10 @@ async def test_who_leaves_within_the_body_is_no_error(path):
 
 def test_strangers_are_warned_of(caplog):
     config = ServerConfig(host="0.0.0.0", port=0)
-    with serving(config=config, extras=Extras.of(ToolsConfig(tools="get_info"), {})):
+    with serving(config=config, extras=load_extras(ToolsConfig(tools="get_info"), {})):
         assert "WITHOUT an API key" in caplog.text
     caplog.clear()
-    with serving(extras=Extras.of(ToolsConfig(tools="get_info"), {})):
+    with serving(extras=load_extras(ToolsConfig(tools="get_info"), {})):
         assert "built-in tools" in caplog.text
         assert "WITHOUT" not in caplog.text
 
@@ -274,14 +274,13 @@ ENVIRONMENT = {"AIP_MODE": "PREDICTION", "AIP_HTTP_PORT": "9001", "AIP_HEALTH_RO
 CHAT = {"@requestFormat": "chatCompletions", "messages": [{"role": "user", "content": "a"}]}
 
 
-def extras(**environment: str) -> Extras:
-    return Extras.of(ToolsConfig(), ENVIRONMENT | environment)
+def extras(**environment: str) -> list[Extra]:
+    return load_extras(ToolsConfig(), ENVIRONMENT | environment)
 
 
 def test_the_environment_says_where():
-    outside = Extras.of(ToolsConfig(), {"AIP_HTTP_PORT": "1"})
-    assert outside.applied(ServerConfig()) == ServerConfig()
-    assert extras().applied(ServerConfig()).port == 9001
+    assert load_extras(ToolsConfig(), {"AIP_HTTP_PORT": "1"}) == []
+    assert applied(extras(), ServerConfig()).port == 9001
     with pytest.raises(ConfigError, match="AIP_HTTP_PORT"):
         extras(AIP_HTTP_PORT="x")
 

@@ -312,7 +312,7 @@ def serve(config: Config, settings: Sequence[Mapping[str, Any]], parent: Parent)
         if not is_fetched:
             check(config)
         from headstart.server import listen
-        from headstart.server.extra_routes import Extras
+        from headstart.server.extra_routes import load_extras
 
         # a router takes its port and runs tools itself
         server = config.server
@@ -324,7 +324,7 @@ def serve(config: Config, settings: Sequence[Mapping[str, Any]], parent: Parent)
             worker,
             lambda: replace(load_served_model(config, models), settings=settings),
             partial(_announce, parent, config, models),
-            Extras() if parent.is_there else Extras.of(config.tools, os.environ),
+            () if parent.is_there else load_extras(config.tools, os.environ),
         )
     finally:
         first.kill()  # where serving failed before it was used

@@ -20,6 +20,7 @@ from headstart.server import (
     chat,
     completions,
     embeddings,
+    extra_routes,
     guard,
     kept_streams,
     metrics,
@@ -31,7 +32,7 @@ from headstart.server import (
     transcriptions,
 )
 from headstart.server.errors import error_response
-from headstart.server.extra_routes import Extras
+from headstart.server.extra_routes import Extra
 from headstart.server.routing import Endpoint, describe
 from headstart.server.service import ServedModel, Service
 from headstart.types.errors import HeadstartError
@@ -48,12 +49,12 @@ def create_app(
     worker: Worker,
     load_model: Callable[[], ServedModel],
     on_loaded: Callable[[Exception | None], None],
-    extras: Extras | None = None,
+    extras: Sequence[Extra] = (),
 ) -> Starlette:
     """Build the app, which starts the worker, answers 503 until it is ready, and closes it.
 
     Args:
-        config: as `Extras.applied` gives it.
+        config: as `extra_routes.applied` gives it.
         load_model: loads the model's facts for the routes; called in a thread once the worker
             is ready.
         on_loaded: called when requests can be answered, or with the error that prevents it,
@@ -62,7 +63,6 @@ def create_app(
     Raises:
         ConfigError: the API key file or something in `extras` cannot be used.
     """
-    extras = extras or Extras()
     service = Service(config, worker)
     timer = None
     if config.sleep_idle_seconds > 0:
@@ -75,7 +75,7 @@ def create_app(
             asyncio.create_task(status_events.tell_states(service)),
         ]
         try:
-            async with extras.running(config):
+            async with extra_routes.running(extras, config):
                 yield
         finally:
             for task in tasks:
@@ -84,7 +84,7 @@ def create_app(
             await service.close()
 
     routes = [route for family in FAMILIES for route in family.routes.all()]
-    routes.append(_openapi_route([*endpoints(), *extras.endpoints()]))
+    routes.append(_openapi_route([*endpoints(), *extra_routes.endpoints_of(extras)]))
     app = Starlette(routes=routes, lifespan=lifespan)
     app.state.service, app.state.threads = service, service.prompt_threads
     app.state.streams = kept_streams.KeptStreams()

@@ -56,82 +56,80 @@ class Extra:
         """Called when the app ends, perhaps several times."""
 
 
-class Extras:
-    """All extras of an app."""
+def load_extras(tools: ToolsConfig, environment: Mapping[str, str]) -> list[Extra]:
+    """The extras enabled by flags and the environment.
 
-    def __init__(self, chosen: Sequence[Extra] = ()) -> None:
-        self._chosen = chosen
+    Raises:
+        ConfigError: an extra's settings cannot work.
+    """
+    wanted = {
+        "tools": tools.tools or tools.mcp_servers_config or tools.mcp_servers_json,
+        "cors-proxy": tools.ui_mcp_proxy,
+        "vertex": environment.get("AIP_MODE") == "PREDICTION",
+    }
+    names = [name for name, is_on in wanted.items() if is_on]
+    return [load("headstart.routes", name)(tools, environment) for name in names]
 
-    @classmethod
-    def of(cls, tools: ToolsConfig, environment: Mapping[str, str]) -> Extras:
-        """The extras enabled by flags and the environment.
 
-        Raises:
-            ConfigError: an extra's settings cannot work.
-        """
-        wanted = {
-            "tools": tools.tools or tools.mcp_servers_config or tools.mcp_servers_json,
-            "cors-proxy": tools.ui_mcp_proxy,
-            "vertex": environment.get("AIP_MODE") == "PREDICTION",
-        }
-        names = [name for name, is_on in wanted.items() if is_on]
-        return cls([load("headstart.routes", name)(tools, environment) for name in names])
+def applied(extras: Sequence[Extra], config: ServerConfig) -> ServerConfig:
+    """The server's settings as required by the extras."""
+    for extra in extras:
+        config = extra.applied(config)
+    return config
 
-    def applied(self, config: ServerConfig) -> ServerConfig:
-        """The server's settings as required by the extras."""
-        for extra in self._chosen:
-            config = extra.applied(config)
-        return config
 
-    def endpoints(self) -> list[Endpoint]:
-        """Their endpoints, which the API pages list besides the server's own."""
-        return [endpoint for extra in self._chosen for endpoint in extra.served.endpoints]
+def endpoints_of(extras: Sequence[Extra]) -> list[Endpoint]:
+    """Their endpoints, which the API pages list besides the server's own."""
+    return [endpoint for extra in extras for endpoint in extra.served.endpoints]
 
-    def install(self, app: Starlette) -> None:
-        """Add the routes; call it after all other middleware is added.
 
-        Raises:
-            ConfigError: a route is taken.
-        """
-        for extra in self._chosen:
-            extra.install(app)
-        taken = {path for endpoint in self.endpoints() for path in endpoint.paths}
-        app.router.routes.extend(
-            Route(path, _refuse, methods=["GET", "POST"]) for path in OFF if path not in taken
-        )
+def install(extras: Sequence[Extra], app: Starlette) -> None:
+    """Add the routes; call it after all other middleware is added.
 
-    @asynccontextmanager
-    async def running(self, server: ServerConfig) -> AsyncIterator[None]:
-        """Run them inside the context; warn about routes that strangers must not reach."""
-        self._warn(server)
-        for extra in self._chosen:
-            await extra.start()
-        try:
-            yield
-        finally:
-            await self.close()
+    Raises:
+        ConfigError: a route is taken.
+    """
+    for extra in extras:
+        extra.install(app)
+    taken = {path for endpoint in endpoints_of(extras) for path in endpoint.paths}
+    app.router.routes.extend(
+        Route(path, _refuse, methods=["GET", "POST"]) for path in OFF if path not in taken
+    )
 
-    async def close(self) -> None:
-        """Stop everything; may be called twice."""
-        for extra in self._chosen:
-            await extra.close()
 
-    def _warn(self, server: ServerConfig) -> None:
-        risks = [risk for extra in self._chosen for risk in extra.risks]
-        if not risks:
-            return
-        hosts = [host.strip() for host in server.host.split(",")]
-        here = ("127.0.0.1", "::1", "localhost")
-        is_open = not all(host in here or host.endswith(".sock") for host in hosts)
-        has_key = bool(server.api_key or server.api_key_file)
-        log.warning(
-            "security: %s on. Every user of this server acts on this machine as its user%s",
-            ", ".join(risks) + (" are" if len(risks) > 1 else " is"),
-            "; it listens beyond this machine WITHOUT an API key: set --api-key, or --host "
-            "127.0.0.1"
-            if is_open and not has_key
-            else "",
-        )
+@asynccontextmanager
+async def running(extras: Sequence[Extra], server: ServerConfig) -> AsyncIterator[None]:
+    """Run them inside the context; warn about routes that strangers must not reach."""
+    _warn(extras, server)
+    for extra in extras:
+        await extra.start()
+    try:
+        yield
+    finally:
+        await close(extras)
+
+
+async def close(extras: Sequence[Extra]) -> None:
+    """Stop everything; may be called twice."""
+    for extra in extras:
+        await extra.close()
+
+
+def _warn(extras: Sequence[Extra], server: ServerConfig) -> None:
+    risks = [risk for extra in extras for risk in extra.risks]
+    if not risks:
+        return
+    hosts = [host.strip() for host in server.host.split(",")]
+    here = ("127.0.0.1", "::1", "localhost")
+    is_open = not all(host in here or host.endswith(".sock") for host in hosts)
+    has_key = bool(server.api_key or server.api_key_file)
+    log.warning(
+        "security: %s on. Every user of this server acts on this machine as its user%s",
+        ", ".join(risks) + (" are" if len(risks) > 1 else " is"),
+        "; it listens beyond this machine WITHOUT an API key: set --api-key, or --host 127.0.0.1"
+        if is_open and not has_key
+        else "",
+    )
 
 
 async def _refuse(http: HttpRequest) -> Response:

@@ -18,10 +18,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headstart.config import ServerConfig
-from headstart.server import errors
+from headstart.server import errors, extra_routes
 from headstart.server.connections import affordable
 from headstart.server.errors import INERT, ApiError, error_response
-from headstart.server.extra_routes import Extras
+from headstart.server.extra_routes import Extra
 from headstart.server.page import POLICY, Page, page_files
 from headstart.server.routing import prefixed
 from headstart.server.websites import ANY, WebsitePolicy
@@ -34,7 +34,10 @@ MAX_BODY_BYTES = 1 << 30  # total of requests being answered; half of it for one
 
 
 def install(
-    app: Starlette, config: ServerConfig, extras: Extras, why_not_ready: Callable[[], str | None]
+    app: Starlette,
+    config: ServerConfig,
+    extras: Sequence[Extra],
+    why_not_ready: Callable[[], str | None],
 ) -> None:
     """Add the middleware of all our servers.
 
@@ -45,7 +48,7 @@ def install(
     app.add_middleware(Guard, config=config, why_not_ready=why_not_ready)
     policy = POLICY if config.path is None else None  # pages of --path have their own
     app.add_middleware(Page, files=page_files(config), policy=policy)
-    extras.install(app)
+    extra_routes.install(extras, app)
     if config.api_prefix:
         app.add_middleware(prefixed, prefix=config.api_prefix.rstrip("/"))
     errors.install(app)

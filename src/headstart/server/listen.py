@@ -21,9 +21,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from headstart.config import ServerConfig
+from headstart.server import extra_routes
 from headstart.server.app import create_app
 from headstart.server.connections import LimitedProtocol, affordable
-from headstart.server.extra_routes import Extras
+from headstart.server.extra_routes import Extra
 from headstart.server.guard import load_keys
 from headstart.server.service import ServedModel
 from headstart.server.status import model_entry
@@ -41,7 +42,7 @@ def serve(
     worker: Worker,
     load_model: Callable[[], ServedModel],
     announce: Callable[[str, dict[str, Any]], None],
-    extras: Extras,
+    extras: Sequence[Extra],
 ) -> None:
     """Serve until stopped; `announce` gets the first address, and the model as /v1/models lists it,
     once requests can be answered.
@@ -51,7 +52,7 @@ def serve(
     """
     failures: list[Exception] = []
     addresses: list[str] = []
-    config = extras.applied(config)
+    config = extra_routes.applied(extras, config)
 
     def on_loaded(error: Exception | None) -> None:
         if error is None:
@@ -66,7 +67,7 @@ def serve(
 
     async def stop() -> None:
         service.listeners.close()
-        await extras.close()
+        await extra_routes.close(extras)
 
     service = app.state.service
     server = StoppableServer(uvicorn_config(app, config), stop, service.close, worker.kill)

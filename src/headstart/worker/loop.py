@@ -35,7 +35,7 @@ from headstart.types.request import (
     Work,
 )
 from headstart.types.widths import WidthClasses
-from headstart.worker.pipes import COMMAND_SECONDS, Cancel, Command, Said, Stop
+from headstart.worker.pipes import COMMAND_SECONDS, Cancel, Command, Said
 from headstart.worker.request_log import log_begin, tell_prompts
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def run_loop(
     send: Callable[[Said], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Serve until a Stop command.
+    """Serve until the command None.
 
     Raises:
         EngineError: decoding failed repeatedly.
@@ -121,7 +121,7 @@ def run_loop(
         until = clock() + COMMAND_SECONDS
         while commands and clock() <= until:
             command = commands.popleft()
-            if isinstance(command, Stop):
+            if command is None:
                 scheduler.finish()
                 scheduler.drafting.save()
                 scheduler.drafting.close()

@@ -41,13 +41,8 @@ class Cancel:
     request_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Command: end the loop."""
-
-
-Command = Work | Cancel | Stop
-
+Command = Work | Cancel | None
+"""None: end the loop."""
 
 Said = list[Event] | WorkerReport | WorkerInfo | float | BaseException
 """What an engine sends: events in order, a report, that it is ready, the loaded share of its
@@ -92,7 +87,7 @@ class Sender:
             if isinstance(command, Cancel) and self._forget(command.request_id):
                 return
             dropped = self._make_room(command) if isinstance(command, _COUNTED) else []
-            if isinstance(command, Cancel | Stop):  # long requests take a step
+            if command is None or isinstance(command, Cancel):  # long requests take a step
                 self._commands[id(command)] = command
                 self._commands.move_to_end(id(command), last=False)
             else:

@@ -33,7 +33,6 @@ from headstart.worker.pipes import (
     Command,
     Said,
     Sender,
-    Stop,
     item_reader,
     read_items,
     write_item,
@@ -121,7 +120,7 @@ class ProcessTransport:
 
     def close(self) -> None:
         """Stop the engine after its step; killed if that takes too long, or while loading."""
-        self.send(Stop())
+        self.send(None)
         if self._process is None:
             return
         # waits for what closes as the process ends: its state is read in another thread, too
@@ -198,7 +197,7 @@ def _process_main(
     # imported here, because the web process starts faster without the loop
     from headstart.worker.loop import run_loop
 
-    # sent to the whole group; the server sends Stop instead
+    # sent to the whole group; the server sends a command instead
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     switch_threads_often()

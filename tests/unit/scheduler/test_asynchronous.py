@@ -32,7 +32,7 @@ from headstart.speculators import Speculator
 from headstart.types import Batch, CacheKind, Draft, DraftRequest, Logits
 from headstart.types.request import ErrorEvent, FinishEvent, TokenEvent
 from headstart.worker.loop import run_loop
-from headstart.worker.pipes import Cancel, Command, Said, Stop
+from headstart.worker.pipes import Cancel, Command, Said
 
 CHAIN = ("ngram-simple", "suffix", "draft-model")
 
@@ -173,11 +173,11 @@ REQUEST, CANCEL = endless([1, 2, 3], 100), Cancel("r")
 
 
 def test_the_loop_tells_all_that_was_said_before_it_stops() -> None:
-    told = [event for some in told_by_loop([REQUEST], [], [], [], [Stop()]) for event in some]
+    told = [event for some in told_by_loop([REQUEST], [], [], [], [None]) for event in some]
     assert sum(len(event.tokens) for event in told if isinstance(event, TokenEvent)) == 4
 
 
-@pytest.mark.parametrize("last", [[[CANCEL, Stop()]], [[CANCEL], [Stop()]]], ids=["last", "before"])
+@pytest.mark.parametrize("last", [[[CANCEL, None]], [[CANCEL], [None]]], ids=["last", "before"])
 def test_a_cancelled_request_has_its_end_told_when_the_loop_stops_or_waits(last) -> None:
     end = told_by_loop([REQUEST], [], *last)[3][-1]
     assert isinstance(end, FinishEvent)

@@ -30,7 +30,7 @@ from headstart.structures.prompt_files import PromptIndex, StoredFile, read_prom
 from headstart.types import CacheKind
 from headstart.types.request import ReplyEvent, Request, SlotAction
 from headstart.worker.loop import run_loop
-from headstart.worker.pipes import Stop
+from headstart.worker.pipes import Command
 
 MIB = 2**20
 
@@ -61,7 +61,7 @@ def started(folder: Path, engine: Model | None = None, **limits) -> Scheduler:
 
 
 def stop(scheduler: Scheduler) -> None:
-    run_loop(scheduler, lambda _: [Stop()], lambda _: None)
+    run_loop(scheduler, lambda _: [None], lambda _: None)
 
 
 def served(folder: Path, *requests: Request, engine: Model | None = None) -> list[int]:
@@ -158,12 +158,12 @@ def test_what_is_idle_is_written_though_nobody_stops_the_server(tmp_path: Path) 
     seen: list[int] = []
     clock = Clock()
 
-    def receive(seconds: float | None) -> list[Stop]:
+    def receive(seconds: float | None) -> list[Command]:
         if seconds:
             clock.now += seconds
             settled(scheduler.cache.offloading.disk)
             seen.append(texts(tmp_path))
-        return [Stop()] if seconds is None else []
+        return [None] if seconds is None else []
 
     scheduler.submit(conversation(2))
     run_loop(scheduler, receive, lambda _: None, clock)

@@ -46,7 +46,6 @@ from headstart.structures.prompt_files import (
     write_prompt,
 )
 from headstart.worker.loop import run_loop, write_idle
-from headstart.worker.pipes import Stop
 
 
 def put(disk: DiskCache, prompt: StoredPrompt) -> bool:
@@ -160,7 +159,7 @@ def test_the_folder_is_not_listed_before_the_server_is_ready(tmp_path, monkeypat
     scheduler = make_scheduler(Model())
     scheduler.cache.offloading.use_disk(settled(disk))
     assert not listed
-    run_loop(scheduler, lambda _: [Stop()], lambda _: None)
+    run_loop(scheduler, lambda _: [None], lambda _: None)
     assert len(listed) == 1
 
 

@@ -21,7 +21,7 @@ from headstart.types.report import WorkerReport
 from headstart.types.request import Event, FinishEvent, ProgressEvent, Request
 from headstart.worker import transport as transport_module
 from headstart.worker.loop import SAVE_SECONDS, run_loop
-from headstart.worker.pipes import Command, Said, Stop
+from headstart.worker.pipes import Command, Said
 from headstart.worker.transport import QUIET_SECONDS, STOP_SECONDS, ProcessTransport
 
 
@@ -77,7 +77,7 @@ def test_a_report_is_sent_at_the_end_of_an_answer_and_not_with_each_piece_of_its
 
     def receive(seconds: float | None) -> Sequence[Command]:
         if any(isinstance(event, FinishEvent) for event in events_of(said)):
-            return [Stop()]
+            return [None]
         return [commands.pop()] if commands else []
 
     run_loop(make_scheduler(Model(context_size=4096)), receive, said.append, lambda: 0.0)
@@ -91,7 +91,7 @@ def test_a_report_is_sent_at_the_end_of_an_answer_and_not_with_each_piece_of_its
 
 @pytest.mark.parametrize("num_tokens", [5, 300], ids=["idle", "busy"])
 def test_what_was_learned_is_written_within_a_minute_and_while_requests_run(num_tokens) -> None:
-    saves = ScriptedCommands((0.0, request(1, num_tokens)), (290.0, Stop())).run()
+    saves = ScriptedCommands((0.0, request(1, num_tokens)), (290.0, None)).run()
     assert len(saves) == (1 if num_tokens == 5 else 4)
     for before, after in zip([0.0, *saves], saves, strict=False):
         assert SAVE_SECONDS <= after - before < SAVE_SECONDS + 4
@@ -99,7 +99,7 @@ def test_what_was_learned_is_written_within_a_minute_and_while_requests_run(num_
 
 def test_nothing_is_written_while_there_is_nothing_new() -> None:
     for asked in ([], [(10.0, request(1, 5)), (1000.0, request(2, 5))]):
-        assert len(ScriptedCommands(*asked, (10_000.0, Stop())).run()) == len(asked)
+        assert len(ScriptedCommands(*asked, (10_000.0, None)).run()) == len(asked)
 
 
 def test_requests_that_come_in_hundreds_are_taken_a_few_before_each_step(monkeypatch) -> None:
@@ -111,7 +111,7 @@ def test_requests_that_come_in_hundreds_are_taken_a_few_before_each_step(monkeyp
     done = list[str]()
     for name in ("submit", "step"):
         noted(monkeypatch, Scheduler, name, note=lambda *_, name=name: done.append(name))
-    Slow(*[(10.0, request(number, 5)) for number in range(300)], (1000.0, Stop())).run()
+    Slow(*[(10.0, request(number, 5)) for number in range(300)], (1000.0, None)).run()
     assert done.count("submit") == 300
     assert "step" in done
     assert " submit" * 5 not in " ".join(done)
@@ -148,7 +148,7 @@ def warmed_up(num_looks: int, *commands: tuple[float, Command]) -> list[tuple[in
 
 
 def test_what_steps_cost_is_measured_after_readiness_and_a_request_comes_first() -> None:
-    seen = warmed_up(6, (2.5, request(1, 5)), (10_000.0, Stop()))
+    seen = warmed_up(6, (2.5, request(1, 5)), (10_000.0, None))
     assert seen[:3] == [(0, False), (1, False), (2, True)]
     times = [at for at, _ in seen]
     assert times[3] >= times[2] + 5, "it goes on when the request is over"
@@ -156,7 +156,7 @@ def test_what_steps_cost_is_measured_after_readiness_and_a_request_comes_first()
 
 
 def test_a_server_started_by_its_first_request_measures_afterwards() -> None:
-    seen = warmed_up(3, (0.0, request(1, 5)), (0.1, request(2, 5)), (10_000.0, Stop()))
+    seen = warmed_up(3, (0.0, request(1, 5)), (0.1, request(2, 5)), (10_000.0, None))
     assert [wanted for _, wanted in seen] == [False] * 3
     assert 5 <= seen[0][0] < 30
 
@@ -214,7 +214,7 @@ def test_a_stop_waits_for_the_slot_file_that_is_being_written() -> None:
     scheduler.slot_actions.file = file
     written = threading.Timer(0.1, file.set_result, (1,))
     written.start()
-    run_loop(scheduler, lambda _: [Stop()], lambda _: None)
+    run_loop(scheduler, lambda _: [None], lambda _: None)
     is_written = file.done()
     written.join()
     assert is_written

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 
@@ -18,10 +18,10 @@ from headstart.gateway.router.listing import OwnRoutes
 from headstart.gateway.router.metrics import render
 from headstart.gateway.router.pooled_model import PooledModel
 from headstart.gateway.upstream import Connection
-from headstart.server import guard, kept_streams
+from headstart.server import extra_routes, guard, kept_streams
 from headstart.server.body import HEADER
 from headstart.server.errors import ApiError, shorten
-from headstart.server.extra_routes import Extras
+from headstart.server.extra_routes import Extra
 from headstart.server.kept_streams import KeptStream, KeptStreams
 from headstart.server.routing import json_response
 from headstart.server.threads import Threads, unless_left
@@ -31,7 +31,7 @@ from headstart.types.errors import CapacityError
 MAX_WAITING = 512  # requests that wait though their clients may be gone; half of it per tenant
 
 
-def create_app(own: OwnRoutes, extras: Extras) -> Starlette:
+def create_app(own: OwnRoutes, extras: Sequence[Extra]) -> Starlette:
     """Build the app. Models are started while it runs, and ended with it.
 
     Raises:
@@ -47,7 +47,7 @@ def create_app(own: OwnRoutes, extras: Extras) -> Starlette:
             if model.preset.loads_on_startup:
                 pool.load(model)
         try:
-            async with extras.running(server):
+            async with extra_routes.running(extras, server):
                 yield
         finally:
             await own.downloads.close()

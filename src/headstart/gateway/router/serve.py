@@ -19,7 +19,7 @@ from headstart.gateway.router.listing import OwnRoutes, ReadPresets
 from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.pooled_model import LoadLimits, parse_memory
 from headstart.gateway.router.presets import MAIN, PROCESS_BYTES, Estimate, ModelPreset
-from headstart.server.extra_routes import Extras
+from headstart.server import extra_routes
 from headstart.server.listen import StoppableServer, run, uvicorn_config
 from headstart.types.errors import ConfigError, ModelError
 
@@ -45,13 +45,13 @@ def serve(
     memory = parse_memory(config.router.models_memory)
     limits = LoadLimits(config.router.models_max, memory)
     pool = Pool(presets, limits, measure=partial(estimate, dict(memory)))
-    extras = Extras.of(config.tools, os.environ)
-    config = replace(config, server=extras.applied(config.server))
+    extras = extra_routes.load_extras(config.tools, os.environ)
+    config = replace(config, server=extra_routes.applied(extras, config.server))
     app = create_app(OwnRoutes(config, pool, read_presets, store, settings), extras)
 
     async def stop() -> None:
         pool.events.close()
-        await extras.close()
+        await extra_routes.close(extras)
 
     server = StoppableServer(uvicorn_config(app, config.server), stop, pool.close)
     run(server, config.server, lambda urls: _announce(urls, presets))

@@ -15,7 +15,6 @@ from headstart.config import Config, RouterConfig, ServerConfig
 from headstart.gateway.router import app as app_module
 from headstart.gateway.router import listing
 from headstart.server import sse
-from headstart.server.extra_routes import Extras
 
 PROMPT, NAMED = {"prompt": "a"}, {"X-Conversation-Id": "c"}
 
@@ -65,7 +64,7 @@ async def router(*models, max_models=0, presets=None, server=None, store=None, *
         pool = pool_of(children, *models, max_models=max_models)
         config = Config(router=RouterConfig(**flags), server=server or ServerConfig())
         own = listing.OwnRoutes(config, pool, lambda: presets or [], store or FakeStore())
-        app = app_module.create_app(own, Extras())
+        app = app_module.create_app(own, ())
         async with (
             running(app, lifespan="on") as address,
             httpx2.AsyncClient(base_url=address, trust_env=False, timeout=60) as client,
