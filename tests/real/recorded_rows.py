@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.sampling.sampler import Sampler
-from headstart.types import Batch, Logits
+from headstart.types import Batch, Logits, SavedState
 from headstart.types.request import Request
 
 ROUNDING = 0.01  # most that a logit changes with the width of a batch, their deviation being 1
@@ -52,13 +52,13 @@ class RecordedRows:
         self._texts[target] = self._texts[source][:length]
         return bool(self._plain["copy_prefix"](source, target, length))
 
-    def save_sequence(self, seq_id: int) -> bytearray:
-        data: bytearray = self._plain["save_sequence"](seq_id)
-        self._saved[bytes(data)] = list(self._texts[seq_id])
+    def save_sequence(self, seq_id: int) -> SavedState:
+        data: SavedState = self._plain["save_sequence"](seq_id)
+        self._saved[bytes(data.state)] = list(self._texts[seq_id])
         return data
 
-    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> int:
-        self._texts[seq_id] = list(self._saved[bytes(data)])
+    def restore_sequence(self, seq_id: int, data: SavedState) -> int:
+        self._texts[seq_id] = list(self._saved[bytes(data.state)])
         length: int = self._plain["restore_sequence"](seq_id, data)
         return length
 

@@ -27,7 +27,7 @@ from tests.real.support import byte_requests, decode, engine_of, without_draft
 from headstart.engine.parameters import Limits
 from headstart.engine.sequences import Sequences
 from headstart.scheduler.copy_prices import CopyPrices
-from headstart.types import Batch, CacheKind
+from headstart.types import Batch, CacheKind, SavedState
 from headstart.types.errors import ConfigError, EngineError
 
 PLAIN = Setting(exact=False)  # F32 weights: two rows use other kernels than one, without near ties
@@ -64,11 +64,34 @@ def test_what_cannot_be_restored_leaves_an_empty_sequence(kind_and_path: tuple[C
     _, path = kind_and_path
     engine = engine_of(path)
     decode(engine, list(range(40)), 0)
-    saved = engine.save_sequence(0)
-    for damaged in (b"", bytes(len(saved)), bytes(saved[: len(saved) // 2]), bytes(7)):
-        assert not engine.restore_sequence(0, damaged)
+    state = bytes(engine.save_sequence(0).state)
+    for damaged in (b"", bytes(len(state)), state[: len(state) // 2], bytes(7)):
+        assert not engine.restore_sequence(0, SavedState(damaged))
         np.testing.assert_array_equal(decode(engine, [1, 2], 0), decode(engine_of(path), [1, 2], 0))
         engine.clear(0)
+
+
+def test_a_saved_sequence_shares_its_checkpoints_and_comes_back_as_often_as_wanted(kind_and_path):
+    """Each is many megabytes, for which the loop would wait."""
+    kind, path = kind_and_path
+    engine = engine_of(path)
+    decode(engine, list(range(30)), 0)
+    engine.checkpoint(0)
+    decode(engine, list(range(30, 40)), 30)
+    kept = engine.checkpoints.of(0)
+    saved, num_bytes = engine.save_sequence(0), engine.checkpoints.num_bytes
+    assert saved.checkpoints == tuple(kept)  # the same objects
+    assert bool(kept) is (kind is not CacheKind.CUT)
+    rows = []
+    for seq_id in (0, 1, 0):
+        assert engine.restore_sequence(seq_id, saved) == 40
+        assert engine.checkpoints.of(seq_id) == kept
+        assert engine.checkpoints.num_bytes == num_bytes
+        end = decode(engine, [7], 40, seq_id=seq_id).copy()
+        assert engine.rewind(seq_id, 30) == 30
+        rows.append((end, decode(engine, [7], 30, seq_id=seq_id).copy()))
+    for row in rows[1:]:
+        np.testing.assert_array_equal(row, rows[0])
 
 
 def test_text_is_the_same_alone_among_others_and_with_drafts(kind_and_path, caplog) -> None:
@@ -225,7 +248,7 @@ def test_a_prefix_whose_state_cannot_be_had_is_read_again(error, kind_and_path, 
     engine, fresh = engine_of(path), engine_of(path)
     decode(engine, [1, 2, 3], 0)
     with monkeypatch.context() as patch:
-        patch.setattr(Sequences, "_write", Mock(side_effect=error))
+        patch.setattr(Sequences, "_get", Mock(side_effect=error))
         assert engine.copy_prefix(0, 1, 3) is (kind is CacheKind.CUT)
         engine.checkpoint(0)
         assert engine.keep_for_draft(0) is (kind is not CacheKind.CHECKPOINT)

@@ -17,8 +17,8 @@ from headstart.engine.devices import FLASH_TILE
 from headstart.engine.gaps import Gaps
 from headstart.engine.library import api, libllama_error, muted, take_errors
 from headstart.engine.prompt_reader import PromptReader
-from headstart.structures.checkpoints import Checkpoint, Checkpoints, Data, reserve, unpack
-from headstart.types import Batch, CacheKind
+from headstart.structures.checkpoints import Checkpoints
+from headstart.types import Batch, Bytes, CacheKind, Checkpoint, SavedState
 from headstart.types.errors import EngineError
 
 log = logging.getLogger(__name__)
@@ -173,22 +173,15 @@ class Sequences:
         brief = Checkpoint(length, data, is_in_place=True)
         return bool(data) and self.checkpoints.add_brief(seq_id, brief)
 
-    def save_sequence(self, seq_id: int) -> bytearray:
-        size = self._size(seq_id, _WHOLE)
-        head = self.gaps.pack(seq_id)
-        data, place = reserve(len(head) + size, self.checkpoints.of(seq_id))
-        place[: len(head)] = head
-        self._write(seq_id, _WHOLE, place[len(head) :])
-        return data
+    def save_sequence(self, seq_id: int) -> SavedState:
+        state = self._get(seq_id, _WHOLE, self.gaps.pack(seq_id))
+        return SavedState(state, tuple(self.checkpoints.of(seq_id)))
 
-    def restore_sequence(self, seq_id: int, data: Data) -> int:
+    def restore_sequence(self, seq_id: int, data: SavedState) -> int:
         self.clear(seq_id)
-        parts, self.lacks_cells = unpack(data), False
-        if parts is None or (self.has_copies and not self._settle(seq_id)):
-            self.clear(seq_id)
-            return 0
-        state = memoryview(parts[0])
-        if not self._set(seq_id, state[Gaps.size(state) :], _WHOLE):
+        state, self.lacks_cells = memoryview(data.state), False
+        can_set = not self.has_copies or self._settle(seq_id)
+        if not (can_set and self._set(seq_id, state[Gaps.size(state) :], _WHOLE)):
             self.clear(seq_id)
             return 0
         self._last_rows[seq_id] = 0  # no rollback after this
@@ -196,7 +189,8 @@ class Sequences:
         position = int(api.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
         length = self.gaps.num_rows(seq_id, position)
         self._lengths[seq_id] = length
-        self.checkpoints.put(seq_id, (c for c in parts[1] if c.length <= length))
+        for checkpoint in data.checkpoints:
+            self.checkpoints.add(seq_id, checkpoint)
         return length
 
     def save_block(self, seq_id: int, start: int, end: int) -> bytearray:
@@ -209,7 +203,7 @@ class Sequences:
         finally:
             self.clear(self._spare)
 
-    def restore_block(self, seq_id: int, data: Data) -> bool:
+    def restore_block(self, seq_id: int, data: Bytes) -> bool:
         is_set = self.gather(seq_id) and self._set(self._spare, data, _WHOLE)
         if is_set:
             api.llama_memory_seq_cp(self._memory, self._spare, seq_id, -1, -1)
@@ -288,7 +282,7 @@ class Sequences:
         Cells of windows are not shared: libllama reuses only cells with one owner, so shared ones
         would fill the cache once both sequences have moved on.
         """
-        data: Data | None = None
+        data: Bytes | None = None
         flags = _PARTIAL
         if length == self._lengths.get(source, 0):
             data = self._try_get(source, flags)
@@ -323,37 +317,32 @@ class Sequences:
             log.warning("no state after %d tokens: %s", length, error or "out of memory")
             return bytearray()
 
-    def _get(self, seq_id: int, flags: int) -> bytearray:
-        data = bytearray(self._size(seq_id, flags))
-        self._write(seq_id, flags, data)
-        return data
-
-    def _size(self, seq_id: int, flags: int) -> int:
-        return int(api.llama_state_seq_get_size_ext(self._holder(seq_id), seq_id, flags))
-
-    def _write(self, seq_id: int, flags: int, place: bytearray | memoryview) -> None:
-        """Write the state of a sequence into a buffer of the right size.
+    def _get(self, seq_id: int, flags: int, head: bytes = b"") -> bytearray:
+        """The state of a sequence, behind `head`.
 
         Raises:
-            EngineError: it failed; the buffer's contents are undefined.
+            EngineError: libllama cannot write it.
         """
         if (self.has_copies or self.has_shifts) and not self._settle(seq_id):
             words = f"sequence {seq_id} holds what libllama could not copy or move"
             raise libllama_error(EngineError, words)
-        size = len(place)
-        written = api.llama_state_seq_get_data_ext(
-            self._holder(seq_id), _bytes_of(place), size, seq_id, flags
-        )
+        holder = self._holder(seq_id)
+        size = int(api.llama_state_seq_get_size_ext(holder, seq_id, flags))
+        data = bytearray(len(head) + size)
+        data[: len(head)] = head
+        place = _bytes_of(memoryview(data)[len(head) :])
+        written = api.llama_state_seq_get_data_ext(holder, place, size, seq_id, flags)
         if written != size:
             words = f"libllama wrote {written} of {size} bytes of sequence {seq_id}"
             raise libllama_error(EngineError, words)
+        return data
 
     def _holder(self, seq_id: int) -> Any:
         """The context that holds a sequence."""
         reader = self.reader
         return self._context if reader is None or seq_id not in reader.lengths else reader.handle
 
-    def _set(self, seq_id: int, data: Data, flags: int, context: Any = None) -> bool:
+    def _set(self, seq_id: int, data: Bytes, flags: int, context: Any = None) -> bool:
         if not len(data):
             return False
         place, size = _bytes_of(data), len(data)
@@ -372,7 +361,7 @@ def _flags_of(checkpoint: Checkpoint) -> int:
     return _IN_PLACE if checkpoint.is_in_place else _PARTIAL
 
 
-def _bytes_of(data: Data) -> Any:
+def _bytes_of(data: Bytes) -> Any:
     """A pointer into the caller's memory, valid as long as `data` lives."""
     address = np.frombuffer(data, np.uint8).ctypes.data
     return ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8))

@@ -14,7 +14,7 @@ import orjson
 
 from headstart.speculators.base import Speculator
 from headstart.structures.suffix_index import SEPARATOR
-from headstart.types import DecodedStates, Draft, DraftRequest
+from headstart.types import DecodedStates, Draft, DraftRequest, SavedState
 from headstart.types.errors import in_words, plain_text
 from headstart.types.report import SpeculatorReport
 from headstart.types.speculation_stats import SpeculationStats
@@ -37,8 +37,8 @@ def _count(number: Any) -> int:
     return max(0, int(number))
 
 
-def _data(state: Any) -> bytes | bytearray | None:
-    if state is None or isinstance(state, bytes | bytearray):
+def _data(state: Any) -> Any:
+    if state is None or isinstance(state, bytes | bytearray | SavedState):
         return state
     raise TypeError(f"save_sequence returned {state!r:.60} but must return bytes, or None")
 

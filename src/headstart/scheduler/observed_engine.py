@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.types import Batch, DecodedStates, Engine, Logits
+from headstart.types import Batch, Bytes, DecodedStates, Engine, Logits, SavedState
 from headstart.types.media import PLACEHOLDER
 
 
@@ -99,12 +99,12 @@ class ObservedEngine:
         if seq_id != self.padding_sequence:
             self._tell("truncate", seq_id, 0)
 
-    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> int:
+    def restore_sequence(self, seq_id: int, data: SavedState) -> int:
         """Restore the target's part; readers restore theirs in `Speculator.restore_sequence`."""
         self._tell("truncate", seq_id, 0)
         return self._engine.restore_sequence(seq_id, data)
 
-    def restore_block(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+    def restore_block(self, seq_id: int, data: Bytes) -> bool:
         """Like `restore_sequence`."""
         self._tell("truncate", seq_id, 0)
         return self._engine.restore_block(seq_id, data)

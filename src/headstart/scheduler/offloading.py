@@ -24,7 +24,7 @@ from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.prompt_store import PromptStore, StoredBlock, StoredPrompt
 from headstart.scheduler.sequence import Cells, Sequence, num_shared
 from headstart.structures.checkpoints import Data
-from headstart.types import CacheKind, Engine
+from headstart.types import CacheKind, Engine, SavedState
 from headstart.types.errors import EngineError
 from headstart.types.report import Counters
 
@@ -364,7 +364,7 @@ class Offloading:
                 continue
             if not self.take_time():
                 break
-            if stored.is_whole:
+            if isinstance(block.data, SavedState):
                 is_there = engine.restore_sequence(seq_id, block.data) == block.end
             else:
                 is_there = engine.restore_block(seq_id, block.data)

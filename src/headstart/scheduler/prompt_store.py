@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right, insort
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from headstart.structures.checkpoints import Data, unpack
+from headstart.structures.checkpoints import Data
 from headstart.structures.prefix import common_prefix_length
 from headstart.structures.tenants import tenant_of
+from headstart.types import Bytes, SavedState
 from headstart.types.media import chunk_begin
 
 
@@ -35,8 +36,13 @@ class StoredBlock:
     @property
     def checkpoints(self) -> list[int]:
         """Lengths of the text with checkpoints."""
-        parts = unpack(self.data)
-        return [checkpoint.length for checkpoint in parts[1]] if parts else []
+        kept = self.data.checkpoints if isinstance(self.data, SavedState) else ()
+        return [checkpoint.length for checkpoint in kept]
+
+    @property
+    def parts(self) -> list[Bytes]:
+        """Its bytes; other blocks may have some of these objects."""
+        return self.data.parts if isinstance(self.data, SavedState) else [self.data]
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -58,7 +64,7 @@ class StoredPrompt:
     @property
     def is_whole(self) -> bool:
         """Whether its cache can only be restored as a whole."""
-        return unpack(self.blocks[0].data) is not None
+        return isinstance(self.blocks[0].data, SavedState)
 
     @property
     def own_bytes(self) -> int:
@@ -84,7 +90,7 @@ class PromptStore:
         # whether cells continue it, by prompt; the next one to be evicted first
         self._prompts = OrderedDict[StoredPrompt, bool]()
         self._held: Counter[str] = Counter()  # bytes, by tenant
-        self._uses = defaultdict[StoredBlock, int](int)  # number of prompts that contain a block
+        self._uses = dict[int, int]()  # number of prompts that contain a part, by its id
         self._sorted = list[StoredPrompt]()  # by their texts
 
     def __len__(self) -> int:
@@ -175,15 +181,14 @@ class PromptStore:
         return is_continued
 
     def _count(self, prompt: StoredPrompt, uses: int) -> None:
-        """Add (`uses` 1) or subtract (-1) a prompt; a shared block counts once."""
+        """Add (`uses` 1) or subtract (-1) a prompt; shared blocks and checkpoints count once."""
         num_bytes = uses * prompt.own_bytes
-        for block in prompt.blocks:
-            if not self._uses[block]:
-                num_bytes += len(block.data)
-            self._uses[block] += uses
-            if not self._uses[block]:
-                num_bytes -= len(block.data)
-                del self._uses[block]
+        for part in (part for block in prompt.blocks for part in block.parts):
+            before = self._uses.pop(id(part), 0)
+            if after := before + uses:
+                self._uses[id(part)] = after
+            if not (before and after):
+                num_bytes += uses * len(part)
         self.num_bytes += num_bytes
         tenant = tenant_of(prompt.namespace)
         self._held[tenant] += num_bytes

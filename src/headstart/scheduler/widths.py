@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.types import FINAL_STATE, Batch, Engine, Logits
+from headstart.types import FINAL_STATE, Batch, Engine, Logits, SavedState
 from headstart.types.constraint import NO_LIMIT
 from headstart.types.widths import WidthClasses
 
@@ -51,7 +51,7 @@ class WidthComparison:
         self.rows, self._ms = dict[int, list[bytes]](), dict[int, float]()
         self._mixed, self._alone = set[int](), set[int]()
         self._change = 0.0
-        self._saved = bytearray()  # the first sequence, once it was read
+        self._saved: SavedState | None = None  # the first sequence, once it was read
         self._text = _varied(1024, engine)
 
     def run(self, is_interrupted: Callable[[], bool] = lambda: False) -> WidthClasses | None:
@@ -169,7 +169,7 @@ class WidthComparison:
         own = self.sequences[0]
         if self._cuts:
             self._engine.truncate(own, length)
-        else:
+        elif self._saved is not None:
             self._engine.restore_sequence(own, self._saved)
 
     def _read_others(self, length: int) -> list[int]:

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
 from headstart.config.fields import flag_of, plain_type
-from headstart.types import DecodedStates, Draft, DraftRequest
+from headstart.types import DecodedStates, Draft, DraftRequest, SavedState
 from headstart.types.errors import ConfigError
 
 SPECULATORS: dict[str, type[Speculator]] = {}
@@ -179,16 +179,14 @@ class Speculator(ABC):
         work.
         """
 
-    def save_sequence(self, seq_id: int, namespace: str) -> bytes | bytearray | None:
+    def save_sequence(self, seq_id: int, namespace: str) -> bytes | bytearray | SavedState | None:
         """State of its own cache for an idle sequence of this namespace; None: nothing to restore
         later.
         """
         return None
 
-    def restore_sequence(
-        self, seq_id: int, data: bytes | bytearray | memoryview, namespace: str
-    ) -> None:
-        """Replace an idle sequence by a saved one, perhaps of another id."""
+    def restore_sequence(self, seq_id: int, data: Any, namespace: str) -> None:
+        """Replace an idle sequence by a saved one (bytes or bytearray), perhaps of another id."""
 
     def end(self, seq_id: int) -> None:
         """The request ended, was preempted, or lost half of its text (context shift); forget the

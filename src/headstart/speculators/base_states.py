@@ -22,7 +22,7 @@ from headstart.speculators.base import SAMPLE_ROWS, Speculator, times_of
 from headstart.speculators.target_states import TargetStates
 from headstart.text.vocabulary.draft_tokenizer import DraftBuilder, Preference
 from headstart.types import Batch, ContextFullError, DecodedStates, Draft, DraftRequest
-from headstart.types.engine import DraftContext
+from headstart.types.engine import Bytes, DraftContext
 
 CONTEXT_FULL = "draft context full"
 MERGED_ROWS = 8  # a draft with more rows to read than this may have to wait
@@ -116,9 +116,7 @@ class StateSpeculator(Speculator):
     def save_sequence(self, seq_id: int, namespace: str) -> bytes | None:
         return self.states_of(seq_id).save()
 
-    def restore_sequence(
-        self, seq_id: int, data: bytes | bytearray | memoryview, namespace: str
-    ) -> None:
+    def restore_sequence(self, seq_id: int, data: Bytes, namespace: str) -> None:
         states = self.sequences[seq_id] = TargetStates(self.context, self.width, seq_id)
         if not states.restore(memoryview(data)):
             self._lose(states, "no room for a restored prompt")

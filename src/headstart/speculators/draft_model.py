@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -33,6 +33,7 @@ from headstart.text.vocabulary.draft_tokenizer import DraftTokenizer, Preference
 from headstart.text.vocabulary.translated_sequence import TranslatedSequence
 from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 from headstart.types import Batch, CacheKind, ContextFullError, Draft, DraftRequest, Engine
+from headstart.types.engine import SavedState
 from headstart.types.errors import EngineError
 from headstart.types.media import PLACEHOLDER, chunk_begin, readable
 
@@ -331,29 +332,24 @@ class DraftModelSpeculator(Speculator):
         takes_back = not self._keeps_states
         self._sequences[seq_id].accept(emitted, num_accepted, takes_back=takes_back)
 
-    def save_sequence(self, seq_id: int, namespace: str) -> bytes | bytearray | None:
-        """The draft model's cache, then its tokens and their number. None if they belong to another
-        request: one that ended at its first token had nothing decoded.
+    def save_sequence(self, seq_id: int, namespace: str) -> SavedState | None:
+        """The draft model's cache, with its tokens. None if they belong to another request: one
+        that ended at its first token had nothing decoded.
         """
         sequence = self._sequences[seq_id]
         if sequence.namespace != namespace or sequence.is_open or not sequence.tokens:
             return None
-        state = self.engine.save_sequence(seq_id)
-        state += np.array([*sequence.tokens, len(sequence.tokens)], np.int32).tobytes()
-        return state
+        text = np.array(sequence.tokens, np.int32).tobytes()
+        return replace(self.engine.save_sequence(seq_id), text=text)
 
-    def restore_sequence(
-        self, seq_id: int, data: bytes | bytearray | memoryview, namespace: str
-    ) -> None:
-        sequence, view = self._sequences[seq_id], memoryview(data)
-        (length,) = np.frombuffer(view[-4:], np.int32).tolist()
-        end = -4 * (1 + length)
+    def restore_sequence(self, seq_id: int, data: SavedState, namespace: str) -> None:
+        sequence = self._sequences[seq_id]
         sequence.hold([])
         sequence.namespace = namespace
-        while not self.engine.restore_sequence(seq_id, view[:end]):
+        while not (length := self.engine.restore_sequence(seq_id, data)):
             if not self._forget(closed_half(self._sequences, {seq_id})):
                 return
-        sequence.hold(np.frombuffer(view[end:-4], np.int32).tolist())
+        sequence.hold(np.frombuffer(data.text, np.int32)[:length].tolist())
 
     def end(self, seq_id: int) -> None:
         """Keep the cache: the next turn of a chat starts with it."""

@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.structures.checkpoints import pack, unpack
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.vocabulary.draft_tokenizer import DraftBuilder
 from headstart.types.engine import DraftContext
@@ -216,7 +217,7 @@ class TargetStates:
         ]
         for head, own in enumerate(self._caches):
             is_empty = self.read[head] <= self.first
-            parts.append(b"" if is_empty else bytes(self._context.save_sequence(own)))
+            parts.append(b"" if is_empty else b"".join(pack(self._context.save_sequence(own))))
         sizes = np.array([len(part) for part in parts], np.int64)
         return b"".join((sizes.tobytes(), *parts))
 
@@ -236,9 +237,10 @@ class TargetStates:
         self._append(rows[:count])
         self.checkpoints = dict(zip(lengths, rows[count:].copy(), strict=True))
         for own, state in zip(self._caches, caches, strict=True):
-            if not len(state):
+            saved = unpack(state)
+            if saved is None:  # nothing was decoded
                 self._context.clear(own)
-            elif not self._context.restore_sequence(own, state):
+            elif not self._context.restore_sequence(own, saved):
                 return False
         return True
 

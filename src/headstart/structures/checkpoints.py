@@ -6,19 +6,11 @@ checkpoints, which are immutable.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import struct
 
-Data = bytes | bytearray | memoryview
+from headstart.types import Bytes, Checkpoint, SavedState
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Checkpoint:
-    """The non-truncatable part of the cache at `length` tokens."""
-
-    length: int
-    data: Data
-    is_in_place: bool = False  # stored on the device; `data` only refers to it
+Data = Bytes | SavedState  # of a cache: of some of its tokens, or of a whole sequence
 
 
 class Checkpoints:
@@ -78,12 +70,6 @@ class Checkpoints:
         self._brief[seq_id] = checkpoint
         return True
 
-    def put(self, seq_id: int, checkpoints: Iterable[Checkpoint]) -> None:
-        """Replace the checkpoints of a sequence."""
-        self.drop(seq_id)
-        for checkpoint in checkpoints:
-            self.add(seq_id, checkpoint)
-
     def cut(self, seq_id: int, length: int) -> None:
         """Drop the checkpoints beyond `length` after a truncation."""
         self._of[seq_id] = [c for c in self._of.get(seq_id, ()) if c.length <= length]
@@ -115,47 +101,29 @@ def _drop_least(kept: list[Checkpoint], newest: Checkpoint) -> None:
 
 
 _MAGIC = b"headstart sequence 1\n"
+# magic and number of parts; of each a length in tokens and a size
+_HEAD, _PART = struct.Struct("<21sI"), struct.Struct("<QQ")
 
 
-def pack(state: Data, checkpoints: Iterable[Checkpoint]) -> bytearray:
-    """Serialize a sequence's state and its checkpoints."""
-    data, place = reserve(len(state), checkpoints)
-    place[:] = state
-    return data
+def pack(data: Data) -> list[Bytes]:
+    """Serialize a saved sequence, without copies: parts to be joined. Bytes stay as they are."""
+    if not isinstance(data, SavedState):
+        return [data]
+    sizes = [(0, len(data.state)), *((c.length, len(c.data)) for c in data.checkpoints)]
+    head = _HEAD.pack(_MAGIC, len(sizes)) + b"".join(_PART.pack(*one) for one in sizes)
+    return [head, *data.parts]
 
 
-def reserve(state_size: int, checkpoints: Iterable[Checkpoint]) -> tuple[bytearray, memoryview]:
-    """Like `pack`, but returns a buffer with space for a state still to be written: allocating
-    fresh memory takes most of the time of copying many megabytes.
-    """
-    kept = list(checkpoints)
-    sizes = [(0, state_size), *((c.length, len(c.data)) for c in kept)]
-    head = _MAGIC + len(sizes).to_bytes(4, "little")
-    head += b"".join(number.to_bytes(8, "little") for pair in sizes for number in pair)
-    data = bytearray(len(head) + sum(size for _, size in sizes))
-    view = memoryview(data)
-    view[: len(head)] = head
-    at = len(head) + state_size
-    for checkpoint in kept:
-        view[at : at + len(checkpoint.data)] = checkpoint.data
-        at += len(checkpoint.data)
-    return data, view[len(head) : len(head) + state_size]
-
-
-def unpack(data: Data) -> tuple[Data, list[Checkpoint]] | None:
-    """The inverse of `pack`; None if the bytes are something else."""
-    view = memoryview(data)
-    start = len(_MAGIC) + 4
-    if bytes(view[: len(_MAGIC)]) != _MAGIC or len(view) < start:
+def unpack(data: Bytes) -> SavedState | None:
+    """A saved sequence from the bytes of `pack`; None if they are something else."""
+    view, parts = memoryview(data), list[Checkpoint]()
+    if bytes(view[: len(_MAGIC)]) != _MAGIC or len(view) < _HEAD.size:
         return None
-    count = int.from_bytes(view[len(_MAGIC) : start], "little")
-    at = start + 16 * count
-    parts: list[tuple[int, memoryview]] = []
-    for index in range(min(count, len(view) // 16)):
-        head = view[start + 16 * index : start + 16 * (index + 1)]
-        size = int.from_bytes(head[8:], "little")
-        parts.append((int.from_bytes(head[:8], "little"), view[at : at + size]))
+    _, count = _HEAD.unpack(view[: _HEAD.size])
+    at = _HEAD.size + _PART.size * count
+    for length, size in _PART.iter_unpack(view[_HEAD.size : at] if at <= len(view) else b""):
+        parts.append(Checkpoint(length, view[at : at + size]))
         at += size
-    if not parts or at != len(view):
+    if not parts or at > len(view):
         return None
-    return parts[0][1], [Checkpoint(length, part) for length, part in parts[1:]]
+    return SavedState(parts[0].data, tuple(parts[1:]), view[at:])

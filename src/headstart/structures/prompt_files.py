@@ -15,14 +15,15 @@ import struct
 import threading
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
 from headstart.structures.atomic import replacement
-from headstart.structures.checkpoints import Data
+from headstart.structures.checkpoints import Data, pack, unpack
 from headstart.structures.tenants import tenant_of
+from headstart.types import Bytes
 
 SUFFIX = ".prompt"
 _HEADER = struct.Struct("<8sII16s")  # magic, bytes of JSON, tokens, checksum
@@ -43,7 +44,8 @@ def write_prompt(
     Raises:
         OSError: the file cannot be written.
     """
-    facts = {"sizes": {name: len(data) for name, data in caches.items()}}
+    packed = {name: pack(data) for name, data in caches.items()}
+    facts = {"sizes": {name: sum(map(len, parts)) for name, parts in packed.items()}}
     head = json.dumps(facts).encode() + tokens.tobytes()
     first = hashlib.blake2b(head, digest_size=_CHECKSUM_SIZE).digest()
     with replacement(path, is_flushed=False) as temporary:
@@ -52,8 +54,8 @@ def write_prompt(
             digest = hashlib.blake2b(first, digest_size=_CHECKSUM_SIZE)
             text_size = len(head) - tokens.itemsize * len(tokens)
             file.write(_HEADER.pack(_MAGIC, text_size, len(tokens), first) + head)
-            for cache in caches.values():
-                for piece in _pieces(cache):
+            for parts in packed.values():
+                for piece in _pieces(parts):
                     file.write(piece)
                     digest.update(crc32(piece).to_bytes(4, "little"))
                     rest()
@@ -82,21 +84,29 @@ def read_prompt(path: Path) -> tuple[array[int], dict[str, Data]]:
         sizes = {str(name): int(size) for name, size in json.loads(text)["sizes"].items()}
         if file.tell() + sum(sizes.values()) + _CHECKSUM_SIZE != num_bytes:
             raise ValueError("its length is wrong")
-        digest, caches = hashlib.blake2b(first, digest_size=_CHECKSUM_SIZE), dict[str, Data]()
+        digest, caches = hashlib.blake2b(first, digest_size=_CHECKSUM_SIZE), dict[str, Bytes]()
         for name, size in sizes.items():
             cache = caches[name] = bytearray(size)
             file.readinto(cache)
-            for piece in _pieces(cache):
+            for piece in _pieces([cache]):
                 digest.update(crc32(piece).to_bytes(4, "little"))
         if file.read(_CHECKSUM_SIZE) != digest.digest():
             raise ValueError("its checksum is wrong")
-    return tokens, caches
+    return tokens, {name: unpack(cache) or cache for name, cache in caches.items()}
 
 
-def _pieces(cache: Data, size: int = 1 << 20) -> Iterator[memoryview]:
-    """Parts that are written without a pause, each with a checksum."""
-    view = memoryview(cache)
-    return (view[at : at + size] for at in range(0, len(view), size))
+def _pieces(parts: Iterable[Bytes], size: int = 1 << 20) -> Iterator[bytearray]:
+    """What is written without a pause, each piece with a checksum: a cache divided by MiB."""
+    piece = bytearray()
+    for part in parts:
+        view = memoryview(part)
+        while len(piece) + len(view) >= size:
+            at = size - len(piece)
+            yield piece + view[:at]
+            piece, view = bytearray(), view[at:]
+        piece += view
+    if piece:
+        yield piece
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.structures.atomic import replace_file
-from headstart.structures.checkpoints import Data, reserve, unpack
+from headstart.types import Bytes, SavedState
 from headstart.types.errors import EngineError, RequestError
 
 # LLAMA_STATE_SEQ_MAGIC and LLAMA_STATE_SEQ_VERSION of llama.h
@@ -49,22 +49,20 @@ class SavedSequence:
     tokens: list[int]
     num_exact: int  # tokens whose cells were computed after the tokens that precede them
     num_bytes: int  # of the file
-    data: Data  # for `Engine.restore_sequence`
+    data: SavedState  # for `Engine.restore_sequence`
 
 
-def write(path: Path, tokens: Sequence[int], data: Data, num_exact: int) -> int:
+def write(path: Path, tokens: Sequence[int], data: SavedState, num_exact: int) -> int:
     """Write the result of `Engine.save_sequence` atomically; returns the file's size.
 
     Raises:
         EngineError: the file cannot be written.
     """
-    parts = unpack(data)
-    assert parts is not None
     head = _HEADER.pack(MAGIC, VERSION, len(tokens)) + array("i", tokens).tobytes()
-    state = memoryview(parts[0])
+    state = memoryview(data.state)
     (num_gaps,) = _NUM_GAPS.unpack(state[: _NUM_GAPS.size])
     end = _NUM_GAPS.size + _GAP_BYTES * num_gaps
-    pieces: list[Data] = [head, state[end + _FRONT.size :], state[_NUM_GAPS.size : end]]
+    pieces: list[Bytes] = [head, state[end + _FRONT.size :], state[_NUM_GAPS.size : end]]
     pieces.append(_TRAILER.pack(_TRAILER_MAGIC, num_exact, num_gaps))
     pieces.append(_checksum(pieces))
     try:
@@ -95,7 +93,7 @@ def read(path: Path, context_size: int, vocab_size: int) -> SavedSequence:
             start = _NUM_GAPS.size + _GAP_BYTES * num_gaps
             num_behind = _GAP_BYTES * num_gaps + is_ours * (len(trailer) + len(checksum))
             size = max(0, num_bytes - end - num_behind)
-            data, place = reserve(start + _FRONT.size + size, ())
+            place = memoryview(bytearray(start + _FRONT.size + size))
             place[: _NUM_GAPS.size] = _NUM_GAPS.pack(num_gaps)
             place[start : start + _FRONT.size] = _FRONT.pack(0xAF143CD8, 0)
             gaps, state = place[_NUM_GAPS.size : start], place[start + _FRONT.size :]
@@ -119,7 +117,7 @@ def read(path: Path, context_size: int, vocab_size: int) -> SavedSequence:
     if is_ours and _checksum([head, state, gaps, trailer]) != checksum:
         raise RequestError(f"{path.name} is damaged: its checksum is wrong; save the slot again")
     num_exact = num_exact if is_ours else len(tokens)
-    return SavedSequence(tokens.tolist(), num_exact, num_bytes, data)
+    return SavedSequence(tokens.tolist(), num_exact, num_bytes, SavedState(place))
 
 
 def _end_of_tokens(name: str, header: bytes, num_bytes: int) -> int:
@@ -134,7 +132,7 @@ def _end_of_tokens(name: str, header: bytes, num_bytes: int) -> int:
     return end
 
 
-def _checksum(pieces: Sequence[Data]) -> bytes:
+def _checksum(pieces: Sequence[Bytes]) -> bytes:
     digest = hashlib.blake2b(digest_size=_CHECKSUM_BYTES)
     for piece in pieces:
         digest.update(piece)

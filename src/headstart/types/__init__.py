@@ -20,11 +20,14 @@ from headstart.types.drafts import DraftMode as DraftMode
 from headstart.types.drafts import DraftRequest as DraftRequest
 from headstart.types.drafts import TokenChoice as TokenChoice
 from headstart.types.engine import Batch as Batch
+from headstart.types.engine import Bytes as Bytes
 from headstart.types.engine import CacheKind as CacheKind
+from headstart.types.engine import Checkpoint as Checkpoint
 from headstart.types.engine import ContextFullError as ContextFullError
 from headstart.types.engine import Engine as Engine
 from headstart.types.engine import Filters as Filters
 from headstart.types.engine import FimTokens as FimTokens
 from headstart.types.engine import Logits as Logits
 from headstart.types.engine import ModelInfo as ModelInfo
+from headstart.types.engine import SavedState as SavedState
 from headstart.types.engine import Vocab as Vocab

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
     from headstart.types.media import LoadedChunk
 
+Bytes = bytes | bytearray | memoryview
 Logits = NDArray[np.float32]
 """Shape (rows, vocab_size), or (vocab_size,) for one row; a view until the next decode."""
 
@@ -166,6 +167,32 @@ class Filters(Protocol):
 
     def accept(self, token: int) -> None:
         """Append a token to the text."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checkpoint:
+    """The non-truncatable part of the cache at `length` tokens."""
+
+    length: int
+    data: Bytes
+    is_in_place: bool = False  # stored on the device; `data` only refers to it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedState:
+    """A whole sequence. It refers to its checkpoints, which sequences have in common."""
+
+    state: Bytes
+    checkpoints: tuple[Checkpoint, ...] = ()
+    text: Bytes = b""  # its tokens, if only the owner of the cache knows them
+
+    @property
+    def parts(self) -> list[Bytes]:
+        return [self.state, *(c.data for c in self.checkpoints), self.text]
+
+    def __len__(self) -> int:
+        """Size in bytes."""
+        return sum(map(len, self.parts))
 
 
 class ContextFullError(Exception):
@@ -283,10 +310,10 @@ class Engine(Protocol):
     def clear(self, seq_id: int) -> None:
         """Empty the sequence and free its cells."""
 
-    def save_sequence(self, seq_id: int) -> bytearray:
+    def save_sequence(self, seq_id: int) -> SavedState:
         """The whole cached state of the sequence, for `restore_sequence`."""
 
-    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> int:
+    def restore_sequence(self, seq_id: int, data: SavedState) -> int:
         """Replace the sequence by a saved one, from this engine or one with the same settings.
 
         Returns its length; 0 (and the sequence is empty) if there is no room for it (then
@@ -296,7 +323,7 @@ class Engine(Protocol):
     def save_block(self, seq_id: int, start: int, end: int) -> bytearray:
         """The cached state of tokens `start` to `end`; only with `has_blocks`."""
 
-    def restore_block(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+    def restore_block(self, seq_id: int, data: Bytes) -> bool:
         """Append a saved block to a sequence that ends at its start. Returns False if there is no
         room; the sequence is unchanged then.
         """

@@ -24,7 +24,7 @@ from headstart.sampling.verify import emit
 from headstart.scheduler import commit
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.widths import change_by_order
-from headstart.types import Batch, CacheKind
+from headstart.types import Batch, CacheKind, SavedState
 from headstart.types.request import Request
 
 PREFIX = [*range(20), *range(20)]
@@ -155,7 +155,7 @@ class Mistaken(Model):
             self.cache[target][0] = EOS - 1
         return is_copied
 
-    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> int:
+    def restore_sequence(self, seq_id: int, data: SavedState) -> int:
         length = super().restore_sequence(seq_id, data)
         if length:
             self.cache[seq_id][0] = EOS - 1

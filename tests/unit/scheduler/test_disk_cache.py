@@ -24,10 +24,9 @@ from headstart.scheduler.prompt_store import StoredBlock, StoredPrompt
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.structures import sequence_files
-from headstart.structures.checkpoints import pack
 from headstart.structures.prefix import packed
 from headstart.structures.prompt_files import PromptIndex, StoredFile, read_prompt, root_of
-from headstart.types import CacheKind
+from headstart.types import CacheKind, SavedState
 from headstart.types.request import ReplyEvent, Request, SlotAction
 from headstart.worker.loop import run_loop
 from headstart.worker.pipes import Command
@@ -85,7 +84,7 @@ def texts(folder: Path) -> int:
 
 
 def stored(number: int, num_bytes: int = 1000, namespace: str = "") -> StoredPrompt:
-    data = pack(number.to_bytes(4, "little") * (num_bytes // 4), [])
+    data = SavedState(number.to_bytes(4, "little") * (num_bytes // 4))
     block = StoredBlock(0, 40, data)
     return StoredPrompt(namespace, packed([number] * 40), (block,), 40, time.time())
 

@@ -36,6 +36,7 @@ from headstart.scheduler import disk_cache, offloading
 from headstart.scheduler.disk_cache import DiskCache
 from headstart.scheduler.prompt_store import StoredPrompt
 from headstart.scheduler.scheduler import Scheduler
+from headstart.structures.checkpoints import Data, pack
 from headstart.structures.prefix import packed
 from headstart.structures.prompt_files import _HEADER as HEADER
 from headstart.structures.prompt_files import (
@@ -45,6 +46,7 @@ from headstart.structures.prompt_files import (
     root_of,
     write_prompt,
 )
+from headstart.types import Checkpoint, SavedState
 from headstart.worker.loop import run_loop, write_idle
 
 
@@ -343,6 +345,22 @@ def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> No
     write_prompt(file, tokens, caches, again)
     assert read_prompt(file)[1] == {"target": b"once"}
     assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("sizes", [(3, 0, 5), (2**20, 2**20 - 37), (5, 3 * 2**20, 2**20 + 1, 7)])
+def test_a_saved_state_is_written_as_one_cache_and_comes_back(sizes, tmp_path: Path) -> None:
+    """It is never in one piece: joining many megabytes would hold up the loop."""
+    state, *others = [random.Random(number).randbytes(size) for number, size in enumerate(sizes)]
+    kept = tuple(Checkpoint(one, data) for one, data in enumerate(others))
+    saved = SavedState(state, kept, b"text")
+    pieces: dict[str, Data] = {"pieces": saved, "joined": b"".join(pack(saved))}
+    for name, data in pieces.items():
+        write_prompt(tmp_path / name, packed([1] * 40), {"target": data})
+    assert (tmp_path / "pieces").read_bytes() == (tmp_path / "joined").read_bytes()
+    back = read_prompt(tmp_path / "pieces")[1]["target"]
+    assert isinstance(back, SavedState)
+    assert [bytes(part) for part in back.parts] == saved.parts
+    assert [one.length for one in back.checkpoints] == [*range(len(others))]
 
 
 @pytest.mark.parametrize("facts", [[], {"sizes": []}, {"sizes": {}}, {"sizes": {"target": -1}}])

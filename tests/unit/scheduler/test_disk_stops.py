@@ -35,9 +35,8 @@ from tests.unit.scheduler.test_disk_cache import (
 from headstart.scheduler import disk_cache, offloading
 from headstart.scheduler.disk_cache import DiskCache
 from headstart.scheduler.prompt_store import StoredBlock, StoredPrompt
-from headstart.structures.checkpoints import pack
 from headstart.structures.prompt_files import read_prompt, write_prompt
-from headstart.types import CacheKind
+from headstart.types import CacheKind, SavedState
 from headstart.worker.loop import write_idle
 
 
@@ -128,7 +127,7 @@ def test_a_state_that_does_not_grow_with_its_text_is_written_for_a_long_one_too(
     model = Model(context_size=1024, cache_kind=CacheKind.ROLLBACK)
     scheduler = make_scheduler(model, parallel=2)
     ask(scheduler, long(1), conversation(2))
-    monkeypatch.setattr(model, "save_sequence", lambda seq_id: pack(bytes(5000), ()))
+    monkeypatch.setattr(model, "save_sequence", lambda seq_id: SavedState(bytes(5000)))
     scheduler.cache.offloading.use_disk(disk := cache(tmp_path, max_bytes=14_000))
     while scheduler.cache.offloading.write_next():
         settled(disk)

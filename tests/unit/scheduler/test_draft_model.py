@@ -345,6 +345,8 @@ def test_a_saved_state_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the engine: memory for another copy takes 8 ms, for which the loop waits."""
     speculator = drafter()
     drafted_rows(speculator, [1, 2, 3, 4])
-    state = engine_of(speculator).save_sequence(0)
-    monkeypatch.setattr(speculator.engine, "save_sequence", lambda seq_id: state)
-    assert speculator.save_sequence(0, "") is state
+    saved = engine_of(speculator).save_sequence(0)
+    monkeypatch.setattr(speculator.engine, "save_sequence", lambda seq_id: saved)
+    state = speculator.save_sequence(0, "")
+    assert state is not None
+    assert state.state is saved.state

@@ -27,9 +27,8 @@ from headstart.scheduler.copy_prices import CopyPrices
 from headstart.scheduler.prompt_store import PromptStore, StoredBlock
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.sequence import Cells
-from headstart.structures.checkpoints import pack
 from headstart.structures.prefix import packed
-from headstart.types import Batch
+from headstart.types import Batch, Checkpoint, SavedState
 from headstart.types.errors import EngineError
 from headstart.types.report import Counters
 from headstart.types.request import Request
@@ -306,7 +305,7 @@ def test_what_is_said_to_fit_beside_the_shares_of_other_tenants_stays(monkeypatc
     assert 200 < num_refused < 2000
 
 
-WHOLE = StoredBlock(0, 64, pack(b"state", []))
+WHOLE = StoredBlock(0, 64, SavedState(b"state"))
 
 
 def test_the_state_of_a_whole_text_takes_the_place_of_no_block() -> None:
@@ -318,6 +317,21 @@ def test_the_state_of_a_whole_text_takes_the_place_of_no_block() -> None:
     found, _ = store.find("", packed([1] * 70))
     assert found is not None
     assert found.blocks == blocks
+
+
+def test_a_checkpoint_of_several_prompts_counts_once() -> None:
+    store, common = PromptStore(10**9), Checkpoint(1, bytes(900))
+    made = [
+        replace(stored_prompt([1, n]), blocks=(StoredBlock(0, 2, SavedState(bytes(n), (common,))),))
+        for n in (20, 30)
+    ]
+    for prompt in made:
+        store.put(prompt)
+    assert [one.num_bytes - one.own_bytes for one in made] == [920, 930]
+    assert store.num_bytes == 950 + sum(one.own_bytes for one in made)
+    for prompt in made:
+        store.take(prompt)
+    assert store.num_bytes == 0
 
 
 def test_a_prompt_that_two_requests_loaded_together_is_stored_once() -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from headstart.structures.checkpoints import Checkpoint, Checkpoints, pack, unpack
+from headstart.structures.checkpoints import Checkpoints, pack, unpack
 from headstart.structures.suffix_index import SEPARATOR
 from headstart.structures.tenants import namespace_id
 from headstart.structures.text_store import TextStore
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.testing import ByteVocab
+from headstart.types import Checkpoint, SavedState
 from headstart.types.errors import ConfigError, ModelError
 
 VOCABULARY = VocabularyId.of(ByteVocab())
@@ -183,16 +184,16 @@ def test_none_are_kept_where_none_are_wanted() -> None:
 
 
 def test_packed_sequences_come_back_and_other_bytes_do_not() -> None:
-    packed = pack(b"state", [Checkpoint(3, b"abc"), Checkpoint(9, b"")])
-    parts = unpack(packed)
-    assert parts is not None
-    assert bytes(parts[0]) == b"state"
-    assert [(c.length, bytes(c.data)) for c in parts[1]] == [(3, b"abc"), (9, b"")]
+    saved = SavedState(b"state", (Checkpoint(3, b"abc"), Checkpoint(9, b"")), b"text")
+    back = unpack(b"".join(pack(saved)))
+    assert back is not None
+    assert len(back) == len(saved) == 12
+    assert [bytes(part) for part in back.parts] == saved.parts
+    assert [c.length for c in back.checkpoints] == [3, 9]
 
 
 @pytest.mark.parametrize("cut", [0, 5, 24, 25, 40, -1])
 def test_damaged_bytes_are_refused(cut: int) -> None:
-    packed = pack(b"state", [Checkpoint(3, b"abc")])
+    packed = b"".join(pack(SavedState(b"state", (Checkpoint(3, b"abc"),))))
     assert unpack(packed[:cut]) is None
-    assert unpack(packed + b"x") is None
     assert unpack(bytes(len(packed))) is None

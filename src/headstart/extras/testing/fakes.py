@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.structures.checkpoints import Checkpoint, Checkpoints, pack, unpack
+from headstart.structures.checkpoints import Checkpoints
 from headstart.types import (
     FINAL_STATE,
     Batch,
@@ -22,6 +22,7 @@ from headstart.types import (
     FimTokens,
     Logits,
 )
+from headstart.types.engine import Bytes, Checkpoint, SavedState
 from headstart.types.errors import EngineError
 from headstart.types.sampling_params import SamplingParams
 
@@ -307,21 +308,21 @@ class FakeEngine:
         self._oldest.pop(seq_id, None)
         self.checkpoints.drop(seq_id)
 
-    def save_sequence(self, seq_id: int) -> bytearray:
+    def save_sequence(self, seq_id: int) -> SavedState:
         tokens = np.asarray(self.cache.get(seq_id, []), np.int32)
         # after the header of libllama's states, without files
-        return pack(bytes(14) + tokens.tobytes(), self.checkpoints.of(seq_id))
+        return SavedState(bytes(14) + tokens.tobytes(), tuple(self.checkpoints.of(seq_id)))
 
-    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> int:
+    def restore_sequence(self, seq_id: int, data: SavedState) -> int:
         self.clear(seq_id)
-        parts = unpack(data)
-        tokens = [] if parts is None else np.frombuffer(parts[0][14:], np.int32).tolist()
+        tokens = np.frombuffer(data.state[14:], np.int32).tolist()
         self.lacks_cells = self.cells_used() + len(tokens) > self.num_cells
-        if parts is None or not tokens or self.lacks_cells:
+        if not tokens or self.lacks_cells:
             return 0
         self.cache[seq_id], self._last_rows[seq_id] = tokens, 0
         self._slide(seq_id, len(tokens) - 1)  # libllama keeps what the last one sees
-        self.checkpoints.put(seq_id, parts[1])
+        for checkpoint in data.checkpoints:
+            self.checkpoints.add(seq_id, checkpoint)
         return len(tokens)
 
     def save_block(self, seq_id: int, start: int, end: int) -> bytearray:
@@ -329,7 +330,7 @@ class FakeEngine:
         assert len(tokens) == end - start, "not in the cache"
         return bytearray(np.asarray([start, *tokens], np.int32).tobytes())
 
-    def restore_block(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+    def restore_block(self, seq_id: int, data: Bytes) -> bool:
         start, *tokens = np.frombuffer(data, np.int32).tolist()
         cells = self.cache.setdefault(seq_id, [])
         assert start == len(cells), "a gap, or twice"
