@@ -142,7 +142,7 @@ class Committer:
         self, sequence: Sequence, emitted: tuple[int, ...], now: float
     ) -> tuple[bytes, int]:
         """Text that certainly belongs to the answer, and the number of tokens until it ends."""
-        request, indent = sequence.request, sequence.indent
+        request, stop = sequence.request, sequence.stop
         is_late = request.max_seconds is not None and _is_late(sequence, now)
         if not request.stop and not request.min_indent and not is_late:
             if not request.shown_tokens:
@@ -150,8 +150,8 @@ class Committer:
             return b"".join(self._shown(sequence, token) for token in emitted), len(emitted)
         shown = []
         for index, token in enumerate(emitted):
-            shown.append(sequence.stop.feed(indent.feed(self._shown(sequence, token))))
-            if sequence.stop.found or indent.is_over or (is_late and self._ends_line(token)):
+            shown.append(stop.feed(self._shown(sequence, token)))
+            if stop.is_over or (is_late and self._ends_line(token)):
                 return b"".join(shown), index + 1
         return b"".join(shown), len(emitted)
 
@@ -166,7 +166,7 @@ class Committer:
             return End(sequence, "word")
         if last in sequence.end_tokens or (sequence.legality and sequence.legality.is_over):
             return End(sequence, "eos")
-        if sequence.num_left <= 0 or sequence.indent.is_over:
+        if sequence.num_left <= 0 or sequence.stop.is_over:
             return End(sequence, "length")
         if len(sequence.tokens) >= self._engine.context_size and not self._shift(sequence):
             return End(sequence, "length", is_truncated=True)

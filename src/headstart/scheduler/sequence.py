@@ -14,7 +14,7 @@ from headstart.scheduler.policy import Policy
 from headstart.structures.prefix import common_prefix_length, packed
 from headstart.structures.suffix_index import SEPARATOR
 from headstart.structures.tenants import tenant_of
-from headstart.text.stop_strings import Indentation, StopStrings
+from headstart.text.stop_strings import StopCriteria
 from headstart.types import Engine, Vocab
 from headstart.types.constraint import NO_LIMIT
 from headstart.types.media import LoadedChunk, chunk_begin, readable
@@ -129,8 +129,7 @@ class Sequence:
     # the same list, or with placeholders for images: tokens for models, separators for texts
     model_tokens: OwnedTokens = field(init=False)
     text_tokens: OwnedTokens = field(init=False)
-    stop: StopStrings = field(init=False)
-    indent: Indentation = field(init=False)
+    stop: StopCriteria = field(init=False)
     sampler: Sampler = field(init=False)  # made at admission
     legality: GrammarState | None = None  # state of its constraint
     end_tokens: frozenset[int] = frozenset()  # tokens that end it
@@ -168,7 +167,7 @@ class Sequence:
         if request.media:
             self.model_tokens = OwnedTokens(readable(self.tokens))
             self.text_tokens = OwnedTokens(readable(self.tokens, SEPARATOR))
-        self.stop, self.indent = StopStrings(request.stop), Indentation(request.min_indent)
+        self.stop = StopCriteria(request.stop, request.min_indent)
 
     def begin(self, engine: Engine, vocab: Vocab) -> None:
         """Create the sampler.

@@ -8,7 +8,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.text.stop_strings import Indentation
+from headstart.text.stop_strings import StopCriteria
 from headstart.text.utf8 import text_or_bytes, utf8_decoder
 
 
@@ -23,7 +23,7 @@ def kept(text: bytes, minimum: int) -> bytes:
 
 
 def fed(pieces: list[bytes], minimum: int) -> tuple[bytes, bool]:
-    indentation, out = Indentation(minimum), b""
+    indentation, out = StopCriteria((), minimum), b""
     for piece in pieces:
         out += indentation.feed(piece)
         if indentation.is_over:
