@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headstart.server.adapters import described_scales
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call
 from headstart.structures.prefix import common_prefix_length
-from headstart.text.utf8 import CharCounter, text_or_bytes
+from headstart.text.utf8 import text_or_bytes
 from headstart.types import DraftMode, Vocab
 from headstart.types.request import (
     ProgressEvent,
@@ -145,22 +145,17 @@ def token_probabilities(
     ]
 
 
-def legacy_logprobs(content: Sequence[dict[str, Any]], before: CharCounter) -> dict[str, Any]:
-    """Log probabilities in OpenAI's legacy format for completions, four parallel lists.
-
-    `before` counts the text in front of them, and then these tokens too.
-    """
-    offsets = []
-    for entry in content:
-        offsets.append(before.num_chars)
-        before.add(bytes(entry["bytes"]))
+def legacy_logprobs(
+    content: Sequence[dict[str, Any]], offset_of: Callable[[bytes], int]
+) -> dict[str, Any]:
+    """Log probabilities in OpenAI's legacy format for completions, four parallel lists."""
     return {
         "tokens": [entry["token"] for entry in content],
         "token_logprobs": [entry["logprob"] for entry in content],
         "top_logprobs": [
             {top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in content
         ],
-        "text_offset": offsets,
+        "text_offset": [offset_of(bytes(entry["bytes"])) for entry in content],
     }
 
 

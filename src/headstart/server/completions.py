@@ -95,7 +95,7 @@ class CompletionDialect(OpenAIDialect):
             content = token_probabilities(logprobs, vocab, is_post_sampling=is_post_sampling)
             shown = {"content": content}
             if not choice.request.post_sampling_probs:
-                shown |= legacy_logprobs(content, choice.scored)
+                shown |= legacy_logprobs(content, choice.offset_of)
         entry = {
             "index": choice.index,
             "text": piece.text,

@@ -31,7 +31,7 @@ from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call
 from headstart.text.toolcalls.events import AnswerEvent, AnswerMessage, Content, ToolCall
 from headstart.text.toolcalls.reader import AnswerReader
-from headstart.text.utf8 import CharCounter, utf8_decoder
+from headstart.text.utf8 import utf8_decoder
 from headstart.types.request import (
     Event,
     FinishEvent,
@@ -75,11 +75,12 @@ class Choice:
     parser: AnswerReader | None = None  # separates reasoning and tool calls from content
     message: AnswerMessage = field(default_factory=AnswerMessage)  # result of the parser so far
     is_open: bool = False  # its first chunk was sent
-    # text of tokens with log probabilities
-    scored: CharCounter = field(default_factory=CharCounter)
     _first_token_at: float | None = None
     _decoder: IncrementalDecoder = field(default_factory=utf8_decoder)
     _parts: list[str] = field(default_factory=list)
+    # of the tokens with log probabilities
+    _scored: IncrementalDecoder = field(default_factory=utf8_decoder)
+    _num_scored: int = 0  # complete characters
 
     def take(self, event: Event) -> Piece:
         """Add an event and return its piece, whose text may lag behind its tokens."""
@@ -117,6 +118,12 @@ class Choice:
                 events[at] = dataclasses.replace(event, call_id="call_" + secrets.token_hex(12))
         self.message.add(events, len(self.tokens))
         return events
+
+    def offset_of(self, scored: bytes) -> int:
+        """Where the next token with log probabilities begins, in characters."""
+        offset = self._num_scored
+        self._num_scored += len(self._scored.decode(scored))
+        return offset
 
     @property
     def stats(self) -> RequestStats:
