@@ -13,11 +13,10 @@ import ast
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from headstart.extras.bench.library import Function, read_files
+from headstart.extras.bench.library import block, names_of, read_files, tree_of
 
 MIN_FUNCTION_CHARS = 80
 NUM_HELD_OUT = 200
@@ -37,7 +36,7 @@ INTRODUCTION = (
 )
 
 
-Task = Callable[[Function, Random], str | None]  # None: this function cannot be asked about that
+Task = Callable[[str, Random], str | None]  # None: this function cannot be asked about that
 
 
 def chat(question: str, answer: str) -> str:
@@ -45,10 +44,10 @@ def chat(question: str, answer: str) -> str:
     return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n"
 
 
-def rename(function: Function, random: Random) -> str | None:
+def rename(function: str, random: Random) -> str | None:
     """Ask to rename an argument or a local variable to a name that does not occur yet."""
-    old_names = list(dict.fromkeys(function.names))
-    new_names = [name for name in NEW_NAMES if not re.search(rf"\b{name}\b", function.source)]
+    old_names = list(dict.fromkeys(names_of(function)))
+    new_names = [name for name in NEW_NAMES if not re.search(rf"\b{name}\b", function)]
     if not old_names or not new_names:
         return None
     old, new = random.choice(old_names), random.choice(new_names)
@@ -59,19 +58,19 @@ def rename(function: Function, random: Random) -> str | None:
             "{code}\nRename `{old}` to `{new}`.",
         )
     )
-    renamed = replace(function, source=re.sub(rf"\b{re.escape(old)}\b", new, function.source))
-    return chat(question.format(old=old, new=new, code=function.block), renamed.block)
+    renamed = re.sub(rf"\b{re.escape(old)}\b", new, function)
+    return chat(question.format(old=old, new=new, code=block(function)), block(renamed))
 
 
-def repeat(function: Function, random: Random) -> str:
+def repeat(function: str, random: Random) -> str:
     """Ask for the code as it is."""
     question = random.choice(("Repeat this code:\n", "Repeat the following code.\n"))
-    return chat(question + function.block, function.block)
+    return chat(question + block(function), block(function))
 
 
-def describe(function: Function, random: Random) -> str:
+def describe(function: str, random: Random) -> str:
     """Ask for name, arguments and whether something is returned, as JSON."""
-    tree = function.tree
+    tree = tree_of(function)
     answer = {
         "name": tree.name,
         "arguments": [argument.arg for argument in tree.args.args],
@@ -82,12 +81,12 @@ def describe(function: Function, random: Random) -> str:
     question = random.choice(
         ("Describe this function as JSON:\n", "Give the signature of this function as JSON.\n")
     )
-    return chat(question + function.block, json.dumps(answer))
+    return chat(question + block(function), json.dumps(answer))
 
 
-def list_calls(function: Function, random: Random) -> str | None:
+def list_calls(function: str, random: Random) -> str | None:
     """Ask which functions the code calls; functions with one to six calls only."""
-    called = (node.func for node in ast.walk(function.tree) if isinstance(node, ast.Call))
+    called = (node.func for node in ast.walk(tree_of(function)) if isinstance(node, ast.Call))
     names = (
         func.id if isinstance(func, ast.Name) else func.attr
         for func in called
@@ -97,23 +96,21 @@ def list_calls(function: Function, random: Random) -> str | None:
     if not 1 <= len(unique) <= 6:
         return None
     answer = "\n".join(f"- `{name}`" for name in unique)
-    return chat("Which functions does this code call?\n" + function.block, answer)
+    return chat("Which functions does this code call?\n" + block(function), answer)
 
 
-def read_library(max_function_chars: int, random: Random) -> tuple[list[str], list[Function]]:
+def read_library(max_function_chars: int, random: Random) -> tuple[list[str], list[str]]:
     """Return the standard library's files and its functions of moderate size, both shuffled."""
     texts: list[str] = []
-    functions: list[Function] = []
+    functions: list[str] = []
     for text, own in read_files(random):
         texts.append(text)
-        functions += [
-            one for one in own if MIN_FUNCTION_CHARS < len(one.source) < max_function_chars
-        ]
+        functions += [one for one in own if MIN_FUNCTION_CHARS < len(one) < max_function_chars]
     random.shuffle(functions)
     return texts, functions
 
 
-def make_tasks(functions: Sequence[Function], num_rounds: int, random: Random) -> list[str]:
+def make_tasks(functions: Sequence[str], num_rounds: int, random: Random) -> list[str]:
     """Return chats about every function, `num_rounds` times with other names and questions,
     shuffled.
     """

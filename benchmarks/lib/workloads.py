@@ -13,6 +13,7 @@ from headstart.extras.bench.library import (
     WORKLOADS,
     Question,
     any_function,
+    block,
     make_questions,
     num_tokens,
     renaming,
@@ -40,8 +41,8 @@ def make_prompts(workload: str, count: int, seed: int) -> list[Prompt]:
     while len(prompts) < count:
         function = any_function(random)
         if (names := renaming(function, random)) is not None:
-            script = re.sub(rf"\b{names[0]}\b", names[1], function.block)
-            asked = f"Rename `{names[0]}` to `{names[1]}`:\n{function.block}"
+            script = re.sub(rf"\b{names[0]}\b", names[1], block(function))
+            asked = f"Rename `{names[0]}` to `{names[1]}`:\n{block(function)}"
             prompts.append(Prompt(text_of(Question((asked,))), num_tokens(script), script))
     return prompts
 

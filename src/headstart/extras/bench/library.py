@@ -31,26 +31,6 @@ NAMES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
-    """A function of the standard library, dedented."""
-
-    source: str
-    tree: ast.FunctionDef
-
-    @property
-    def block(self) -> str:
-        return f"```python\n{self.source}\n```"
-
-    @property
-    def names(self) -> list[str]:
-        """Arguments and variables, as often as they are set."""
-        arguments = [a.arg for a in self.tree.args.args if a.arg not in ("self", "cls")]
-        nodes = [node for node in ast.walk(self.tree) if isinstance(node, ast.Name)]
-        names = arguments + [node.id for node in nodes if isinstance(node.ctx, ast.Store)]
-        return [name for name in names if len(name) > 1]
-
-
-@dataclass(frozen=True, slots=True)
 class Question:
     """The messages of a user, turn by turn; each answer is part of the next turn's context."""
 
@@ -99,24 +79,22 @@ def _read_line(line: str) -> Question:
 
 
 @cache
-def read_library() -> tuple[Sequence[Function], Sequence[Sequence[str]]]:
+def read_library() -> tuple[Sequence[str], Sequence[Sequence[str]]]:
     """Functions and files (their lines) of the standard library, the same in every run of one
     Python.
     """
-    functions: list[Function] = []
+    functions: list[str] = []
     files: list[Sequence[str]] = []
     for text, own in read_files(Random(0)):
         files.append(text.splitlines())
-        functions += [
-            one for one in own if 3 <= one.source.count("\n") < 40 and len(one.source) <= MAX_CHARS
-        ]
+        functions += [one for one in own if 3 <= one.count("\n") < 40 and len(one) <= MAX_CHARS]
         if len(functions) >= 1500:
             break
     Random(1).shuffle(functions)
     return functions, files
 
 
-def any_function(random: Random) -> Function:
+def any_function(random: Random) -> str:
     """One of the functions."""
     return random.choice(read_library()[0])
 
@@ -125,8 +103,10 @@ def _any_file(random: Random) -> Sequence[str]:
     return random.choice(read_library()[1])
 
 
-def read_files(random: Random) -> Iterator[tuple[str, list[Function]]]:
-    """The standard library's files with their functions that have no code block, shuffled."""
+def read_files(random: Random) -> Iterator[tuple[str, list[str]]]:
+    """The standard library's files with their functions that have no code block, dedented;
+    shuffled.
+    """
     root = Path(sysconfig.get_paths()["stdlib"])
     skipped = re.compile("site-packages|/test|idlelib|lib2to3|/encodings/|pydoc_data|_pydecimal")
     paths = [path for path in sorted(root.rglob("*.py")) if not skipped.search(path.as_posix())]
@@ -138,16 +118,35 @@ def read_files(random: Random) -> Iterator[tuple[str, list[Function]]]:
         except (SyntaxError, UnicodeDecodeError, OSError):  # templates, and other encodings
             continue
         lines = text.split("\n")
-        functions = [_function(lines, node) for node in nodes]
-        yield text, [one for one in functions if "`" not in one.source]
+        functions = [_dedented(lines[node.lineno - 1 : node.end_lineno]) for node in nodes]
+        yield text, [one for one in functions if "`" not in one]
 
 
-def _function(lines: Sequence[str], node: ast.FunctionDef) -> Function:
+def _dedented(lines: Sequence[str]) -> str:
     """Remove the first line's indentation from every line; lines inside strings may have less."""
-    body = lines[node.lineno - 1 : node.end_lineno]
-    indent = len(body[0]) - len(body[0].lstrip())
-    source = "\n".join(line[indent:] if not line[:indent].strip() else line for line in body)
-    return Function(source, node)
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    return "\n".join(line[indent:] if not line[:indent].strip() else line for line in lines)
+
+
+def block(function: str) -> str:
+    """A function as a block of Markdown."""
+    return f"```python\n{function}\n```"
+
+
+def tree_of(function: str) -> ast.FunctionDef:
+    """A function's syntax tree."""
+    (tree,) = ast.parse(function).body
+    assert isinstance(tree, ast.FunctionDef)
+    return tree
+
+
+def names_of(function: str) -> list[str]:
+    """Arguments and variables, as often as they are set."""
+    tree = tree_of(function)
+    arguments = [a.arg for a in tree.args.args if a.arg not in ("self", "cls")]
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    names = arguments + [node.id for node in nodes if isinstance(node.ctx, ast.Store)]
+    return [name for name in names if len(name) > 1]
 
 
 def num_tokens(text: str) -> int:
@@ -156,10 +155,10 @@ def num_tokens(text: str) -> int:
     return 16 + int(len(text) / 2.2)
 
 
-def renaming(function: Function, random: Random) -> tuple[str, str] | None:
+def renaming(function: str, random: Random) -> tuple[str, str] | None:
     """An old name and a new one; None if there is nothing to rename."""
-    old, new = random.choice(function.names or [""]), random.choice(NAMES)
-    return None if not old or re.search(rf"\b{new}\b", function.source) else (old, new)
+    old, new = random.choice(names_of(function) or [""]), random.choice(NAMES)
+    return None if not old or re.search(rf"\b{new}\b", function) else (old, new)
 
 
 def _edit(random: Random) -> Question | None:
@@ -167,8 +166,8 @@ def _edit(random: Random) -> Question | None:
     names = renaming(function, random)
     if names is None:
         return None
-    asked = f"Rename `{names[0]}` to `{names[1]}`:\n{function.block}"
-    return Question((asked,), num_tokens(function.source))
+    asked = f"Rename `{names[0]}` to `{names[1]}`:\n{block(function)}"
+    return Question((asked,), num_tokens(function))
 
 
 def _agent(random: Random) -> Question | None:
@@ -186,24 +185,24 @@ def _agent(random: Random) -> Question | None:
             (
                 {"role": "user", "content": asked},
                 {"role": "assistant", "content": "", "tool_calls": calls},
-                {"role": "tool", "tool_call_id": f"call_{number}", "content": function.block},
+                {"role": "tool", "tool_call_id": f"call_{number}", "content": block(function)},
             )
         )
     parameters = {"type": "object", "properties": {"path": {"type": "string"}}}
     tool = {"name": "read_file", "description": "Read a file.", "parameters": parameters}
     tools = [{"type": "function", "function": tool}]
-    return Question(tuple(turns), num_tokens(functions[0].source), body={"tools": tools})
+    return Question(tuple(turns), num_tokens(functions[0]), body={"tools": tools})
 
 
 def _json(random: Random) -> Question:
-    return Question((f"Describe this function as JSON:\n{any_function(random).block}",), 96)
+    return Question((f"Describe this function as JSON:\n{block(any_function(random))}",), 96)
 
 
 def _chat(random: Random) -> Question:
     if random.random() < 1 / 6:
         known = ("Hello", "Who are you?", "What can you do?", "Hi there!", "Help", "Good morning")
         return Question((random.choice(known),), 96)
-    return Question((f"Which functions does this code call?\n{any_function(random).block}",), 96)
+    return Question((f"Which functions does this code call?\n{block(any_function(random))}",), 96)
 
 
 def _continue(random: Random) -> Question | None:

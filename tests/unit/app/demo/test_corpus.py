@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ast
 import json
 import re
 from pathlib import Path
@@ -11,19 +10,12 @@ from gguf import GGUFReader
 from training import corpus
 
 from headstart.app import demo
-from headstart.extras.bench.library import Function
+from headstart.extras.bench.library import block
 
 SOURCE = (
     "def scale(values, factor=2):\n    total = sum(values)\n"
     "    print(total, factor)\n    return total * factor"
 )
-
-
-@pytest.fixture
-def function() -> Function:
-    tree = ast.parse(SOURCE).body[0]
-    assert isinstance(tree, ast.FunctionDef)
-    return Function(SOURCE, tree)
 
 
 def answer(task: str | None) -> str:
@@ -32,8 +24,8 @@ def answer(task: str | None) -> str:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_rename_changes_one_name_everywhere_and_nothing_else(function: Function, seed):
-    task = corpus.rename(function, Random(seed))
+def test_a_rename_changes_one_name_everywhere_and_nothing_else(seed):
+    task = corpus.rename(SOURCE, Random(seed))
     assert task is not None
     asked = re.search(r"`(\w+)` to `(\w+)`", task)
     assert asked is not None
@@ -41,25 +33,21 @@ def test_a_rename_changes_one_name_everywhere_and_nothing_else(function: Functio
     renamed = answer(task)
     assert re.search(rf"\b{new}\b", SOURCE) is None
     assert re.search(rf"\b{old}\b", renamed) is None
-    assert re.sub(rf"\b{new}\b", old, renamed) == function.block
+    assert re.sub(rf"\b{new}\b", old, renamed) == block(SOURCE)
 
 
-def test_a_description_is_valid_json_about_the_function(function: Function) -> None:
-    described = json.loads(answer(corpus.describe(function, Random(0))))
+def test_a_description_is_valid_json_about_the_function() -> None:
+    described = json.loads(answer(corpus.describe(SOURCE, Random(0))))
     assert described == {"name": "scale", "arguments": ["values", "factor"], "returns": True}
 
 
-def test_calls_are_listed_once_in_the_order_of_the_syntax_tree(function: Function) -> None:
-    assert answer(corpus.list_calls(function, Random(0))) == "- `sum`\n- `print`"
+def test_calls_are_listed_once_in_the_order_of_the_syntax_tree() -> None:
+    assert answer(corpus.list_calls(SOURCE, Random(0))) == "- `sum`\n- `print`"
 
 
-def test_the_same_seed_makes_the_same_tasks(function: Function) -> None:
-    assert corpus.make_tasks([function], 5, Random(3)) == corpus.make_tasks(
-        [function], 5, Random(3)
-    )
-    assert corpus.make_tasks([function], 5, Random(3)) != corpus.make_tasks(
-        [function], 5, Random(4)
-    )
+def test_the_same_seed_makes_the_same_tasks() -> None:
+    assert corpus.make_tasks([SOURCE], 5, Random(3)) == corpus.make_tasks([SOURCE], 5, Random(3))
+    assert corpus.make_tasks([SOURCE], 5, Random(3)) != corpus.make_tasks([SOURCE], 5, Random(4))
 
 
 NAMES, MAX_BYTES = (demo.TARGET, demo.DRAFT, demo.DRAFT_OTHER), 25_000_000
