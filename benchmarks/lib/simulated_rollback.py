@@ -21,6 +21,7 @@ from benchmarks.lib.simulated_slots import (
 
 from headstart.control import Controller, Step
 from headstart.engine.groups import divide
+from headstart.types import Rows
 from headstart.types.widths import Widths
 
 WIDTHS = Widths(tuple(range(1, 65)))
@@ -81,7 +82,7 @@ class AutoEven(AutoText):
         self.snapshots = snapshots
 
     def shape(self, num_slots: int, num_rows: int, context: int) -> Step:
-        return Step(num_slots, num_rows, context, is_even=True)
+        return Step(num_slots, num_rows, context, rows=Rows.PADDED)
 
     def assign_rows(self, draft_ms: float = 0.0, max_tokens: int = LONGEST) -> Choice:
         choice = super().assign_rows(draft_ms, self.snapshots)

@@ -30,7 +30,7 @@ def make_plan(
     step: Step, drafts: Sequence[SlotDraft] = (), numbers: Sequence[int] = ()
 ) -> StepPlan:
     """A plan of answers with these drafts; numbers: of the requests, else 0, 1, ..."""
-    plan, num = StepPlan(NO_BATCH, 0.0, step=step, is_even=step.is_even), step.num_slots
+    plan, num = StepPlan(NO_BATCH, 0.0, step=step, rows=step.rows), step.num_slots
     drafts = [*drafts, *[SlotDraft()] * (num - len(drafts))]
     for number, draft in zip(numbers or range(num), drafts, strict=True):
         policy = Policy(draft.is_fixed, (), 64, draft.min_tokens, draft.p_min)

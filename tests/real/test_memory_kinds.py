@@ -27,7 +27,7 @@ from tests.real.support import byte_requests, decode, engine_of, without_draft
 from headstart.engine.parameters import Limits
 from headstart.engine.sequences import Sequences
 from headstart.scheduler.copy_prices import CopyPrices
-from headstart.types import Batch, CacheKind, SavedState
+from headstart.types import Batch, CacheKind, Rows, SavedState
 from headstart.types.errors import ConfigError, EngineError
 
 PLAIN = Setting(exact=False)  # F32 weights: two rows use other kernels than one, without near ties
@@ -262,7 +262,9 @@ def test_a_prefix_whose_state_cannot_be_had_is_read_again(error, kind_and_path, 
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_control_knows_whether_a_draft_pads_the_rows_of_other_answers(tmp_path, *, exact: bool):
-    assert engine_of(tiny_llama(tmp_path / "tiny.gguf"), exact=exact).is_even is exact
+    assert engine_of(tiny_llama(tmp_path / "tiny.gguf"), exact=exact).rows is (
+        Rows.PADDED if exact else Rows.TOGETHER
+    )
 
 
 @pytest.mark.parametrize(("write", "exact"), [(tiny_hybrid, False), (tiny_llama, True)])

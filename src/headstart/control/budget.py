@@ -28,17 +28,21 @@ plain, within TRIAL_SHARE of the time.
 
 Recurrent layers without snapshots keep one state. It is copied before a draft is verified; after a
 rejection it is restored, and the next step decodes the accepted tokens again, without a draft. So a
-draft has a price besides its rows, which is higher if the draft is likely to end early.
+draft has a price besides its rows, which is higher if the draft is likely to end early. And a pass
+over such a model computes equally many rows of each sequence (`Rows.EQUAL`), so all drafts of a
+step have one length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, zip_longest
+from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
 from headstart.control.cost import MARGIN, CostTable
 from headstart.control.values import FADE, FAST, SLOW, TRIAL_SHARE, Step
+from headstart.types import Rows
 
 if TYPE_CHECKING:
     from headstart.scheduler.step import StepPlan
@@ -105,10 +109,9 @@ class Budget:
         longest = min(max(map(len, survivals), default=0), max(1, step.max_draft_rows))
         if len(survivals) == 1 or not longest:
             return 0 if longest else None
-        base = step.num_base_rows
-        rows = base + step.num_computed([longest])
-        curve = self._cost.curve(rows, step.context, can_fill=step.can_pad)
-        price = self.rate(step, curve[step.num_slots]) * (curve[rows] - curve[base]) / longest
+        curve = self._cost.curve(step.most_rows(longest), step.context, can_fill=step.can_pad)
+        rate = self.rate(step, curve[step.num_slots])
+        price = rate * step.draft_ms([longest], curve) / longest
 
         def worth(index: int) -> tuple[float, float]:
             survival = survivals[index]
@@ -139,13 +142,14 @@ class Budget:
         is_bare = not num_fixed and self._try_plain(step, speedup)
         if not is_bare and any(survivals):
             free = [[] if i in fixed else own for i, own in enumerate(survivals)]
-            shared = (self._evenly if step.is_even else self._by_rows)(free, given, left, step)
+            share = {Rows.PADDED: self._evenly, Rows.EQUAL: self._equally}
+            shared = share.get(step.rows, self._by_rows)(free, given, left, step)
             for index, length in enumerate(shared):
                 if index not in fixed and length >= plan.answers[index].sequence.policy.n_min:
                     given[index] = length
-        base, extra = step.num_base_rows, step.num_computed(given)
-        curve = self._cost.curve(base + extra, step.context, can_fill=step.can_pad)
-        extra_ms, num_given, gained = curve[base + extra] - curve[base], sum(given), 0.0
+        most_rows = step.most_rows(max(given))
+        curve = self._cost.curve(most_rows, step.context, can_fill=step.can_pad)
+        extra_ms, num_given, gained = step.draft_ms(given, curve), sum(given), 0.0
         if num_given > num_fixed:
             token_ms = curve[step.num_slots] / step.num_slots / speedup
             row_ms = extra_ms / num_given
@@ -161,7 +165,7 @@ class Budget:
             time = 1.0 + extra_ms / curve[step.num_slots]
             self._tokens += SLOW * (1.0 + gained / step.num_slots - self._tokens)
             self._time += SLOW * (time - self._time)
-        rows = base + num_given
+        rows = step.num_base_rows + num_given
         if step.can_pad and not is_bare:
             width = min(self._cost.width(rows, step.context), step.max_rows)
             plan.num_padding = max(0, width - rows)
@@ -188,8 +192,11 @@ class Budget:
         rate = self.rate(step, curve[num_slots])
         lost = max(0.0, rate * curve[num_slots] / num_slots - 1.0)  # by the step without a draft
         worth, reached, price = list[float](), 1.0, rate * copy_ms
+        is_apart = step.rows is Rows.EQUAL and base > 1
         for index, chance in enumerate(survival):
-            again = rate * (copy_ms + curve[base + index + 1] - curve[base]) + lost
+            # what is decoded again takes a further pass if others have fewer rows
+            more_ms = curve[index + 1] if is_apart else curve[base + index + 1] - curve[base]
+            again = rate * (copy_ms + more_ms) + lost
             price += (reached - chance) * again  # for this token being the first one rejected
             worth.append(chance - price)
             reached, price = chance, 0.0
@@ -254,6 +261,29 @@ class Budget:
         values = [gain - (rate + more * ms) * ms for gain, ms in zip(gains, times, strict=False)]
         best = values.index(max(values)) if values else 0
         return [sum([s > 0.0 for s in own[:best]]) for own in survivals]
+
+    def _equally(
+        self, survivals: Sequence[Sequence[float]], given: Sequence[int], left: int, step: Step
+    ) -> Sequence[int]:
+        """Choose one length, and for which slots: each other length would take a further pass."""
+        base, longest = step.num_base_rows, min(max(map(len, survivals)), left)
+        curve = self._cost.curve(step.most_rows(longest), step.context)
+        rate, more = self.rates(step, curve[step.num_slots])
+        most, best, drafting = -(rate + more * curve[base]) * curve[base], 0, set[int]()
+        totals = [0.0] * len(survivals)
+        for length in range(1, longest + 1):
+            for index, own in enumerate(survivals):
+                totals[index] += own[length - 1] if len(own) >= length else -inf
+            order = sorted(range(len(totals)), key=totals.__getitem__, reverse=True)
+            gain = 0.0
+            for num, index in enumerate(order[: left // length], 1):
+                if totals[index] <= 0.0:
+                    break
+                gain += totals[index]
+                ms = curve[num * (1 + length)] + curve[base - num]
+                if (value := gain - (rate + more * ms) * ms) > most:
+                    most, best, drafting = value, length, set(order[:num])
+        return [best if index in drafting else 0 for index in range(len(totals))]
 
 
 def _never_rising(values: Sequence[float]) -> list[float]:

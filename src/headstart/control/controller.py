@@ -88,16 +88,15 @@ class Controller:
     def _read_models(self, record: StepRecord, calls: Sequence[DraftCall], step: Step) -> None:
         """Compute from timings what each draft model cost or saved compared with a plain step."""
         plan = record.plan
-        base, rows = step.num_base_rows, max(record.num_computed, step.num_base_rows)
-        curve = self._cost.curve(rows, step.context, can_fill=step.can_pad)
-        plain_ms = curve[step.num_slots]
+        base, passes = step.num_base_rows, record.passes
+        curve = self._cost.curve(max([base, *passes]), step.context, can_fill=step.can_pad)
+        plain_ms, expected = curve[step.num_slots], sum(curve[rows] for rows in passes)
         num_verified = 0
         for answer in plan.answers:
             num_verified += answer.num_verified
-        row_ms = (curve[rows] - curve[base]) / max(1, num_verified)
+        row_ms = max(0.0, expected - curve[base]) / max(1, num_verified)
         more_ms = 0.0  # excess of the step over its expected time
         if record.is_timing_reliable:
-            expected = curve[rows]
             more_ms = max(-0.5 * expected, min(0.5 * expected, record.cost_ms - expected))
         token_ms = plain_ms / step.num_slots / self._budget.speedup
         for call in calls:
@@ -138,10 +137,14 @@ class Controller:
                 asking.earned(saved, slot_ms)
 
     def _read_decode(self, record: StepRecord) -> None:
-        rows, milliseconds = record.num_computed, record.cost_ms
+        passes, context = record.passes, record.context
+        each = [self._cost.milliseconds(rows, context) for rows in passes]
         is_timing_reliable = record.is_timing_reliable or self._cost.is_empty
-        if is_timing_reliable or milliseconds < self._cost.milliseconds(rows, record.context):
-            self._cost.observe(rows, record.context, milliseconds)
+        ratio = record.cost_ms / sum(each)
+        if not is_timing_reliable and ratio >= 1.0:
+            return
+        for rows, expected in zip(passes, each, strict=True):
+            self._cost.observe(rows, context, ratio * expected)
 
     def begin(self, number: int, namespace: str) -> None:
         """Register a request; what is learned from its tokens is used in this namespace only."""

@@ -27,6 +27,7 @@ from headstart.control.cost import CostTable, DraftCost
 from headstart.control.forecast import LIMITS, DraftHistory, forecast
 from headstart.control.trials import PROBE_TOKENS, Probes
 from headstart.control.values import WEIGHT, AskedAnswer, DraftCall, Step, with_gap
+from headstart.types import Rows
 
 LENGTHS = np.array((1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
 REST = 3  # most steps for which a model that was often refused is not planned
@@ -206,7 +207,7 @@ class ModelDraftPlanner:
         state, cost = self.drafters[name], self.drafters[speculator].cost
         if state.probes.is_closed:
             return nothing
-        base, num_even = step.num_base_rows, step.num_slots if step.is_even else 0
+        base, num_even = step.num_base_rows, step.num_slots if step.rows is Rows.PADDED else 0
         plain, num = self._budget.plain_ms(step), len(slots)
         rate, more = self._budget.rates(step, plain)
         # by slot: what its draft must earn, fixed and per token of catching up
@@ -234,7 +235,11 @@ class ModelDraftPlanner:
         draft_ms = round_ms * LENGTHS * (1.0 - (1.0 - busy).cumprod(axis=0))
         most_rows = base + min(step.max_draft_rows, (num_even or num) * max(most))
         curve = self._cost.curve(most_rows, step.context, can_fill=step.can_pad)
-        more_ms = draft_ms + np.interp(base + rows, np.arange(len(curve)), curve) - curve[base]
+        # those with drafts may have a pass of their own
+        num_apart = np.arange(1, num + 1)[:, None, None] * (step.rows is Rows.EQUAL)
+        first = np.where(num_apart, num_apart, base)
+        more_ms = draft_ms + np.interp(first + rows, np.arange(len(curve)), curve) - curve[base]
+        more_ms += np.array(curve)[base - num_apart] * (num_apart > 0)
         price = (rate + more * (2.0 * curve[base] + more_ms)) * more_ms
         values = worth.cumsum(axis=0) - price
         n, at = divmod(int(values.argmax()), len(LIMITS) * len(LENGTHS))

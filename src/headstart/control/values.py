@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
-from headstart.types import Draft
+from headstart.types import Draft, Rows, passes
 from headstart.types.constraint import NO_LIMIT
 
 if TYPE_CHECKING:
@@ -47,9 +47,7 @@ class Step:
     max_rows: int = 2048  # maximum rows per decode
     max_outputs: int = 2048  # maximum rows with logits per decode
     can_pad: bool = False  # padding rows may be added
-    # the target computes as many rows for every slot as for that with the longest draft, and no
-    # prompts in the same step
-    is_even: bool = False
+    rows: Rows = Rows.TOGETHER  # with PADDED, prompts are in other steps
     num_reading: int = 0  # running sequences without an answer: their prompts wait for this step
     num_first: int = 0  # of these, how many get their first token from it
     max_draft_rows: int = field(init=False)  # free rows
@@ -58,9 +56,20 @@ class Step:
         left = min(self.max_rows - self.num_base_rows, self.max_outputs - self.num_slots)
         self.max_draft_rows = max(0, left)
 
-    def num_computed(self, lengths: Sequence[int]) -> int:
-        """Rows computed for drafts of these lengths."""
-        return self.num_slots * max(lengths, default=0) if self.is_even else sum(lengths)
+    def most_rows(self, longest: int) -> int:
+        """Most rows with a draft of `longest` tokens in each slot."""
+        return self.num_base_rows + self.num_slots * longest
+
+    def draft_ms(self, lengths: Sequence[int], curve: Sequence[float]) -> float:
+        """Milliseconds that drafts of these lengths add; `curve`: of a pass by rows."""
+        base = self.num_base_rows
+        if self.rows is Rows.PADDED:
+            return curve[base + self.num_slots * max(lengths, default=0)] - curve[base]
+        if self.rows is Rows.TOGETHER:
+            return curve[base + sum(lengths)] - curve[base]
+        drafts = [1 + length for length in lengths if length]
+        more = sum([curve[rows] for rows in passes(drafts)])
+        return more + curve[base - len(drafts)] - curve[base]
 
 
 @dataclass(slots=True)

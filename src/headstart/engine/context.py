@@ -6,7 +6,6 @@ unified cache."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from time import perf_counter
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from headstart.config import EngineConfig
 from headstart.engine import hidden_states
 from headstart.engine.adapters import Adapters
+from headstart.engine.asynchrony import Asynchrony
 from headstart.engine.c_batch import c_batch, floats_at
 from headstart.engine.devices import attends_on_gpu, attention_tile
 from headstart.engine.filters import LlamaFilters, begin_filters
@@ -30,7 +30,7 @@ from headstart.engine.parameters import Limits, context_params
 from headstart.engine.prompt_reader import PromptReader, reads_apart
 from headstart.engine.sequences import Sequences
 from headstart.structures.checkpoints import Checkpoints
-from headstart.types import FINAL_STATE, Batch, CacheKind, ContextFullError, Filters, Logits
+from headstart.types import FINAL_STATE, Batch, CacheKind, ContextFullError, Filters, Logits, Rows
 from headstart.types.constraint import NO_LIMIT
 from headstart.types.errors import EngineError, ModelError
 from headstart.types.media import LoadedChunk
@@ -80,8 +80,11 @@ class LlamaEngine(Sequences):
         self.num_cells: int = self.context_size * num_caches
         self._find_kind()
         is_cut = self.cache_kind is CacheKind.CUT
-        # one by one, answers have the rows of their own drafts
-        self.is_even = self.has_own_caches if is_cut else self.cache_kind is CacheKind.ROLLBACK
+        self.rows = Rows.TOGETHER
+        if (self.has_own_caches and is_cut) or self.cache_kind is CacheKind.ROLLBACK:
+            self.rows = Rows.PADDED
+        elif self.cache_kind is CacheKind.CHECKPOINT and not self.is_exact:
+            self.rows = Rows.EQUAL  # else one by one
         has_spare = params.n_seq_max > limits.num_sequences and is_cut
         checkpoints = Checkpoints(config.ctx_checkpoints, limits.checkpoint_bytes)
         super().__init__(self.handle, checkpoints, limits.num_sequences if has_spare else None)
@@ -102,7 +105,7 @@ class LlamaEngine(Sequences):
         self._states: dict[int, NDArray[np.float32]] = {}  # hidden states of the last decode
         self._grouped: GroupedBatch | None = None  # if the launched batch takes several decodes
         self._asynchrony = Asynchrony()
-        if self.is_exact or self.cache_kind is CacheKind.ROLLBACK:
+        if self.is_exact or self.cache_kind.is_recurrent:
             self._staging = Batch(self.max_batch_tokens)
 
     def use_reference_kernels(self, *, is_on: bool) -> None:
@@ -180,6 +183,8 @@ class LlamaEngine(Sequences):
             self._launch_groups(batch, groups)
         elif self.cache_kind is CacheKind.ROLLBACK and len(runs) > 1:
             self._launch_evenly(batch, runs)
+        elif self.rows is Rows.EQUAL and len(runs) > 1:
+            self._launch_drafts_first(batch, runs)
         else:
             self._launch_runs(batch, runs)
 
@@ -225,6 +230,29 @@ class LlamaEngine(Sequences):
         self._launch_runs(batch, runs)
         for start, end, _ in runs:
             self.note_rows(int(batch.seq_ids[start]), 1, int(batch.positions[end - 1]) + 1)
+
+    def _launch_drafts_first(self, batch: Batch, runs: Sequence[Run]) -> None:
+        """Decode sequences with drafts, then the others: two passes of equal lengths, where one
+        decode would take rows of both, and then the rest of the drafts.
+        """
+        drafts = [run for run in runs if self._is_draft(batch, run)]
+        others = [run for run in runs if run not in drafts]
+        if not (drafts and others):
+            self._launch_runs(batch, runs)
+            return
+        try:
+            self._launch_groups(batch, [Group(drafts, 0), Group(others, 0)])
+        except ContextFullError:
+            for seq_id, start in (_begin(batch, run) for run in drafts):
+                if self.rewind(seq_id, start) != start:
+                    raise EngineError("the state before a draft is lost") from None
+            raise
+
+    def _is_draft(self, batch: Batch, run: Run) -> bool:
+        """Whether these rows have a draft, before which the state was kept."""
+        start, end, _ = run
+        is_long = end - start > 1 and bool(batch.wants_logits[start:end].all())
+        return is_long and self.checkpoints.is_before_draft(*_begin(batch, run))
 
     def _launch_media(self, batch: Batch, chunk: LoadedChunk, offset: int) -> None:
         """Decode cells of an image, which are the only rows of the batch."""
@@ -340,32 +368,6 @@ class LlamaEngine(Sequences):
         self._free()
 
 
-NUM_DECODES = 9  # number of last decodes that decide
-LEAST_SHARE = 0.25  # share of a decode spent waiting for its result; 0.00 on a CPU
-
-
-class Asynchrony:
-    """Finds out by timing whether llama_decode returns before the device has finished.
-
-    A GPU computes asynchronously, unless the last layer is left to the CPU, as with RPC workers.
-    The CPU backend has finished when llama_decode returns. libllama does not say which applies.
-    Judged by the last informative decodes; not proven until there are enough.
-    """
-
-    def __init__(self) -> None:
-        self.is_proven = False
-        self._had_waits = deque[bool](maxlen=NUM_DECODES)
-
-    def observe(self, decode_seconds: float, aside_seconds: float, wait_seconds: float) -> None:
-        """Record the times of llama_decode, of other work after it, and of waiting for the logits.
-
-        The device may have finished at any time during the other work. Decodes whose verdict
-        depends on that are ignored.
-        """
-        total = decode_seconds + aside_seconds + wait_seconds
-        had_to_wait = wait_seconds > LEAST_SHARE * total
-        if not had_to_wait and aside_seconds + wait_seconds > LEAST_SHARE * total:
-            return
-        self._had_waits.append(had_to_wait)
-        if len(self._had_waits) == NUM_DECODES:
-            self.is_proven = 2 * sum(self._had_waits) > NUM_DECODES
+def _begin(batch: Batch, run: Run) -> tuple[int, int]:
+    """The sequence of a run, and its length before it."""
+    return int(batch.seq_ids[run[0]]), int(batch.positions[run[0]])

@@ -22,7 +22,7 @@ from headstart.engine.library import api, libllama_error, take_errors
 from headstart.engine.media import LlamaChunk
 from headstart.engine.model import Model
 from headstart.engine.parameters import embedding_params
-from headstart.types import Batch, CacheKind
+from headstart.types import Batch, CacheKind, Rows
 from headstart.types.errors import EngineError, ModelError, NotSupportedError
 from headstart.types.media import LoadedChunk
 from headstart.types.sampling_params import SamplingParams
@@ -166,7 +166,8 @@ class EncoderEngine:
     attention_tile = 1
     cache_kind = CacheKind.CUT
     window = max_rollback = 0
-    is_even = can_shift = has_blocks = has_prompt_widths = has_reference = False
+    rows = Rows.TOGETHER
+    can_shift = has_blocks = has_prompt_widths = has_reference = False
     max_outputs = 1
 
     def __init__(self, model: Model, max_tokens: int) -> None:

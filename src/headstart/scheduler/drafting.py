@@ -155,7 +155,7 @@ class Drafting:
             max_rows,
             engine.max_outputs,
             can_pad=can_pad,
-            is_even=plan.is_even,
+            rows=plan.rows,
             num_reading=plan.num_running - num,
             num_first=len(reading) if unread <= plan.max_prompt_rows else 0,
         )

@@ -320,9 +320,10 @@ def choose_pauses(
     prefix with this one, and differs from where a message was edited or where the thoughts of the
     last turn are left out. Both lie where messages begin and end: at control tokens.
 
-    The end of the first message, for conversations that begin alike; the last marker, before which
-    the next turn has the same text; and others at least `min_step` tokens apart, at markers if
-    there are any. The engine waits: nothing is done for each token.
+    The end of the first message, for conversations that begin alike, unless the last marker follows
+    soon; the last marker, before which the next turn has the same text; and others at least
+    `min_step` tokens apart, at markers if there are any. The engine waits: nothing is done for each
+    token.
     """
     least = 16  # shorter prefixes are decoded faster than restored
     before_end = 4  # if no marker is found: appended text may merge with the last tokens
@@ -333,7 +334,8 @@ def choose_pauses(
     if len(markers) and (newest := int(markers[-1])) >= len(tokens) - 64:
         # Long text may follow the last marker: the name of the turn, an empty thought.
         end = end if end - newest >= before_end else newest
-        always = {*markers[:1].tolist(), newest, end}
+        begins = [first for first in markers[:1].tolist() if first + least <= newest]
+        always = {*begins, newest, end}
     pauses, last = list[int](), 0
     while last < end:
         at = int(markers.searchsorted(last + min_step))

@@ -207,7 +207,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """Plan the next step: who takes part, with which drafts; fills its batch."""
-        plan = StepPlan(self._batch, self.clock(), is_even=self.engine.is_even)
+        plan = StepPlan(self._batch, self.clock(), rows=self.engine.rows)
         self.cache.offloading.begin_step(self._step_seconds if self.running else inf)
         if not self.running:
             self.wait_for_threads()

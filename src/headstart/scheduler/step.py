@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from headstart.control.values import DraftCall, Step
 from headstart.scheduler.sequence import Sequence
-from headstart.types import Batch, Draft
+from headstart.types import Batch, Draft, Rows, passes
 from headstart.types.constraint import NO_LIMIT
 from headstart.types.errors import HeadstartError
 from headstart.types.request import RequestStats, TokenLogprob
@@ -97,7 +97,7 @@ class StepPlan:
     prompts: list[SequencePlan] = field(default_factory=list)  # behind them, if they have rows
     num_rows: int = 0  # of the batch, padding included
     num_padding: int = 0  # rows without outputs, because a wider step takes less time
-    is_even: bool = False  # every answer gets as many rows as the longest; see `Step.is_even`
+    rows: Rows = Rows.TOGETHER
 
     step: Step | None = None  # the step as control sees it; None: it is not asked
     calls: list[DraftCall] = field(default_factory=list)
@@ -159,13 +159,17 @@ class StepRecord:
         self.context = attended // max(1, self.plan.num_rows)
 
     @property
-    def num_computed(self) -> int:
-        """Rows that the decode computed."""
-        plan, spare = self.plan, 0
-        if plan.is_even:
-            rows = [answer.num_rows for answer in plan.answers]
-            spare = len(rows) * max(rows, default=0) - sum(rows)
-        return plan.num_rows + spare
+    def passes(self) -> list[int]:
+        """Rows of each pass over the model."""
+        plan = self.plan
+        answers = [answer.num_rows for answer in plan.answers]
+        if plan.rows is Rows.PADDED:
+            return [plan.num_rows + len(answers) * max(answers, default=0) - sum(answers)]
+        if plan.rows is Rows.TOGETHER or len(self.results) == 1:
+            return [plan.num_rows]
+        drafts = [rows for rows in answers if rows > 1]
+        others = [1] * answers.count(1) + [one.num_rows for one in plan.prompts]
+        return passes(drafts) + passes(others)
 
     @property
     def target_ms(self) -> float:

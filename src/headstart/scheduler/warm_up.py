@@ -15,7 +15,7 @@ from headstart.scheduler.batching import mixes_states
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.sequence import Cells
 from headstart.scheduler.widths import LENGTH, WIDE, WidthComparison, change_by_order
-from headstart.types import Batch, CacheKind, ContextFullError, Engine
+from headstart.types import Batch, CacheKind, ContextFullError, Engine, Rows
 from headstart.types.errors import EngineError
 from headstart.types.widths import WidthClasses
 
@@ -227,8 +227,11 @@ class DecodeTimer:
         return attended // rows, milliseconds
 
     def _deal(self, rows: int) -> list[int]:
-        """Split rows over the sequences."""
+        """Split rows over the sequences, equally if others would take a further pass."""
         num_sequences = len(self._lengths)
+        if self.engine.rows is Rows.EQUAL:
+            num = max(n for n in range(1, num_sequences + 1) if not rows % n)
+            return [rows // num] * num + [0] * (num_sequences - num)
         return [rows // num_sequences + (i < rows % num_sequences) for i in range(num_sequences)]
 
     def _has_room(self, rows: int) -> bool:

@@ -58,6 +58,10 @@ class Checkpoints:
         while self.num_bytes > self.max_bytes:
             _drop_least(max(self._of.values(), key=_size), checkpoint)
 
+    def is_before_draft(self, seq_id: int, length: int) -> bool:
+        """Whether the sequence has a brief checkpoint at this length."""
+        return seq_id in self._brief and self._brief[seq_id].length == length
+
     def drop_brief(self, seq_id: int) -> None:
         self._brief.pop(seq_id, None)
 

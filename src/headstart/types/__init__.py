@@ -31,3 +31,5 @@ from headstart.types.engine import Logits as Logits
 from headstart.types.engine import ModelInfo as ModelInfo
 from headstart.types.engine import SavedState as SavedState
 from headstart.types.engine import Vocab as Vocab
+from headstart.types.rows import Rows as Rows
+from headstart.types.rows import passes as passes

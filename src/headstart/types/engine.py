@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.types.rows import Rows
 from headstart.types.sampling_params import SamplingParams
 
 
@@ -216,8 +217,7 @@ class Engine(Protocol):
     attention_tile: int
     has_reference: bool  # has other kernels, those of a CPU that agree in more widths
     cache_kind: CacheKind
-    # whether a decode has as many rows for each answer as for that with the longest draft
-    is_even: bool
+    rows: Rows
     window: int  # tokens seen by sliding windows; 0: none
     # draft tokens of one decode that can be rolled back; huge for pure attention, and if
     # `keep_for_draft` makes it possible

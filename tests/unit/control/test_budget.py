@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, combinations
 from operator import mul
 
 import pytest
@@ -16,7 +16,7 @@ from headstart.control.controller import Controller
 from headstart.control.cost import MARGIN, CostTable, Sample
 from headstart.control.values import Step
 from headstart.scheduler.step import StepPlan, StepRecord
-from headstart.types import Batch
+from headstart.types import Batch, Rows
 
 CPU = {
     1: 49.0,
@@ -140,15 +140,15 @@ def test_drafts_beside_prompts_also_pay_for_those_who_read() -> None:
     assert lengths[0] > lengths[1] > lengths[2] == 0
 
 
-@pytest.mark.parametrize("is_even", [False, True])
-def test_drafts_are_shorter_where_requests_arrive_during_steps(is_even: bool):
+@pytest.mark.parametrize("rows", Rows)
+def test_drafts_are_shorter_where_requests_arrive_during_steps(rows: Rows):
     """A request that arrives waits for the end of the step, half of its time on average."""
     lengths = []
     for num_steps in (1000, 50, 20):  # from one arrival to the next
         budget = Budget(measured(CPU))
         for index in range(3000):
             budget.observe_arrivals(index % num_steps == 0, 100.0)
-        lengths += assigned(budget, [SlotDraft(falling(0.97))], Step(1, 1, 100, is_even=is_even))
+        lengths += assigned(budget, [SlotDraft(falling(0.97))], Step(1, 1, 100, rows=rows))
     assert lengths[0] > lengths[1] > lengths[2] > 0
 
 
@@ -163,7 +163,7 @@ def test_long_doubtful_drafts_are_worth_more_than_short_sure_ones_only_where_row
 
 def plan_evenly(budget: Budget, slots: Sequence[SlotDraft], max_rows: int = 2048) -> list[int]:
     n = len(slots)
-    return assigned(budget, slots, Step(n, n, 100, max_rows, is_even=True))
+    return assigned(budget, slots, Step(n, n, 100, max_rows, rows=Rows.PADDED))
 
 
 @settings(deadline=None)
@@ -193,6 +193,41 @@ def test_up_to_a_length_set_by_hand_the_rows_of_other_slots_cost_nothing() -> No
     by_hand = SlotDraft(falling(0.01, 3), is_fixed=True)
     assert plan_evenly(budget, [by_hand, SlotDraft(falling(0.3))]) == [3, 3]
     assert plan_evenly(budget, [SlotDraft(()), SlotDraft(falling(0.3))]) == [0, 0]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(st.floats(0.01, 1.0), max_size=6), min_size=1, max_size=4),
+    st.integers(0, 12),
+    st.integers(0, 3),
+)
+def test_where_each_length_takes_a_pass_the_best_length_and_slots_are_taken(
+    conditional: list[list[float]], room: int, num_prompt_rows: int
+) -> None:
+    drafts = [list(accumulate(rates, mul)) for rates in conditional]
+    cost, n = measured(BUMP), len(drafts)
+    curve, base = cost.curve(n + 40, 100), n + num_prompt_rows
+    step = Step(n, base, 100, base + room, rows=Rows.EQUAL)
+    found = assigned(Budget(cost), [SlotDraft(draft) for draft in drafts], step)
+    assert len(set(found) - {0}) <= 1
+    assert sum(found) <= room
+
+    def value(lengths: Sequence[int]) -> float:
+        tokens = sum(sum(draft[:n]) for draft, n in zip(drafts, lengths, strict=True))
+        num = sum(length > 0 for length in lengths)
+        milliseconds = curve[num * (1 + max(lengths))] * (num > 0) + curve[base - num]
+        assert step.draft_ms(lengths, curve) == pytest.approx(milliseconds - curve[base])
+        return tokens - (1.0 + MARGIN) * n / curve[n] * milliseconds
+
+    choices = (
+        [length * (index in slots) for index in range(n)]
+        for length in range(1, 7)
+        for num in range(1, n + 1)
+        for slots in combinations([i for i in range(n) if len(drafts[i]) >= length], num)
+        if num * length <= room
+    )
+    assert value(found) >= max(map(value, choices), default=value([0] * n)) - 1e-9
+    assert value(found) >= value([0] * n) - 1e-9
 
 
 STEP = Step(1, 1, 100)

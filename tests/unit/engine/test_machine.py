@@ -14,7 +14,7 @@ import pytest
 from headstart.app import process
 from headstart.app.process import has_core_each
 from headstart.config import EngineConfig
-from headstart.engine.context import NUM_DECODES, Asynchrony
+from headstart.engine.asynchrony import NUM_DECODES, Asynchrony
 from headstart.engine.machine import available_memory, cores, cpu_quota, default_threads
 
 

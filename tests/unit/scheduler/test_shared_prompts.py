@@ -255,6 +255,7 @@ def message(size: int) -> list[int]:
         ),
         ([*message(30), *message(70), *message(3)], {"num_cached": 30}, [100]),
         ([1] * 15, {}, []),
+        ([*[1] * 100, *message(2), *message(2)], {}, [102]),
     ],
     ids=[
         "first and last",
@@ -264,6 +265,7 @@ def message(size: int) -> list[int]:
         "preferred",
         "cached",
         "short",
+        "one message",
     ],
 )
 def test_checkpoints_stand_behind_the_first_message_at_the_last_marker_and_in_long_texts(
@@ -282,7 +284,8 @@ def test_checkpoints_are_as_they_are_when_each_token_is_looked_at() -> None:
         always = {*markers[:1], end}
         if markers and markers[-1] >= size - 64:
             end = end if end - markers[-1] >= 4 else markers[-1]
-            always = {*markers[:1], markers[-1], end}
+            begins = [first for first in markers[:1] if first <= markers[-1] - 16]
+            always = {*begins, markers[-1], end}
         expected, last = list[int](), 0
         for position in [*(one for one in markers if one < end), end]:
             while position - last >= 2 * min_step:

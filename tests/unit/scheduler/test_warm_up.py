@@ -261,6 +261,14 @@ def test_a_sample_has_the_rows_that_the_target_computes(kind: CacheKind) -> None
     assert rows == ([1, 4, 8, 8, 12] if kind is CacheKind.ROLLBACK else [1, 4, 5, 7, 9])
 
 
+def test_rows_are_dealt_equally_where_others_would_take_a_further_pass() -> None:
+    engine = Model(4, cache_kind=CacheKind.CHECKPOINT)
+    timer = DecodeTimer(engine, time.perf_counter, 1.0)
+    timer.begin(range(4), engine.num_cells)
+    dealt = [[rows for rows in timer._deal(n) if rows] for n in (3, 5, 8, 9)]
+    assert dealt == [[1, 1, 1], [5], [2, 2, 2, 2], [3, 3, 3]]
+
+
 @pytest.mark.parametrize("vocab_size", [4096, 32_000, 151_936])
 def test_rows_that_are_compared_have_different_tokens(vocab_size: int) -> None:
     engine: Any = SimpleNamespace(vocab_size=vocab_size)

@@ -21,6 +21,7 @@ from headstart.types import (
     Filters,
     FimTokens,
     Logits,
+    Rows,
 )
 from headstart.types.engine import Bytes, Checkpoint, SavedState
 from headstart.types.errors import EngineError
@@ -135,7 +136,8 @@ class FakeEngine:
         self.is_asynchronous = False
         self.attention_tile = 1
         self.cache_kind = cache_kind
-        self.is_even = cache_kind is CacheKind.ROLLBACK
+        kinds = {CacheKind.ROLLBACK: Rows.PADDED, CacheKind.CHECKPOINT: Rows.EQUAL}
+        self.rows = kinds.get(cache_kind, Rows.TOGETHER)
         self.has_prompt_widths = self.has_reference = False
         self.max_rollback = 4 if cache_kind is CacheKind.ROLLBACK else 2**30
         self.can_shift = self.has_blocks = cache_kind is CacheKind.CUT
