@@ -105,7 +105,7 @@ def camel_case(name: str) -> str:
 def functions() -> list[str]:
     """Of the standard library, each once, in an order of chance."""
     found = read_functions(MOST_CHARS, Random(0))[1]
-    return list(dict.fromkeys(function for function in found))
+    return list(dict.fromkeys(found))
 
 
 def port_question(source: str) -> Question:

@@ -222,12 +222,12 @@ def test_a_search_holds_little_of_a_large_file(tmp_path):
     file = tmp_path / "a"
     with file.open("wb") as writer:
         writer.write(b"one\ntwo\nthree\nfour\n")
-        writer.truncate(300 << 20)  # one more line of zeros
+        writer.truncate(100 << 20)  # one more line of zeros
     task = {
         "pattern": "two|four", "ignore_case": False, "context": 1, "numbers": True,
         "max_results": 100, "files": [("a", str(file), None)],
     }  # fmt: skip
-    limit = partial(resource.setrlimit, resource.RLIMIT_AS, (200 << 20, 200 << 20))
+    limit = partial(resource.setrlimit, resource.RLIMIT_AS, (64 << 20, 64 << 20))
     done = subprocess.run(
         [sys.executable, "-I", grep_child.__file__],
         input=json.dumps(task).encode(),

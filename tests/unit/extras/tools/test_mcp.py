@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp.client import stdio
 
 from headstart.config import ToolsConfig
 from headstart.extras.tools.mcp_config import read_mcp_servers
@@ -19,6 +20,12 @@ from headstart.types.errors import CapacityError, ConfigError
 
 PROGRAM = str(Path(__file__).with_name("mcp_program.py"))
 ENTRY: dict[str, Any] = {"command": sys.executable, "args": [PROGRAM]}
+
+
+@pytest.fixture(autouse=True)
+def quick_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK waits so long for a program whose input it closed; one that sleeps does not end."""
+    monkeypatch.setattr(stdio, "PROCESS_TERMINATION_TIMEOUT", 0.1)
 
 
 @asynccontextmanager
