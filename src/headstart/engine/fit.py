@@ -187,7 +187,7 @@ class _Fitting:
         if not self.max_draft or not self.facts.is_recurrent:
             return
         path, limits = self.target.path, self.target.limits
-        small = replace(self.config, context=512)
+        small = replace(self.config, context=512, repack=False)  # without a cache for prompts
         _, one = self._measure(path, small, replace(limits, max_draft=1), 512)
         _, none = self._measure(path, small, replace(limits, max_draft=0), 512)
         states = {name: use.cache - none.get(name, Use()).cache for name, use in one.items()}

@@ -35,6 +35,7 @@ CELLS = 4096  # a longer prompt mostly attends to itself: it is here for unpacke
 LEAST_OTHERS = 256  # cells of other texts; with fewer there is nothing to gain ...
 LEAST_ROWS = 32  # ... except by unpacked weights, if a decode has as many rows
 MOST_KNOWN = 32  # cached tokens that are moved to gain from them, for each row
+LEAST_BESIDE_STATE = 128  # rows for which a recurrent state is moved
 
 
 class PromptReader:
@@ -91,7 +92,7 @@ class PromptReader:
         if self._unpacked is not None:
             least = LEAST_ROWS
         if is_plain and batch.num_rows >= least and batch.num_outputs <= most_outputs:
-            ends = self._ends(batch)
+            ends = self._ends(batch, shared)
             if not self._has_room(ends):
                 self._make_room(ends, shared)
             if ends and self._has_room(ends) and self._take(ends, shared):
@@ -102,7 +103,7 @@ class PromptReader:
                     raise ContextFullError
         return None
 
-    def _ends(self, batch: Batch) -> dict[int, int]:
+    def _ends(self, batch: Batch, shared: Sequences) -> dict[int, int]:
         """The end of each sequence after this batch; empty unless all are prompts to decode here:
         either new ones, or the next rows of sequences here.
         """
@@ -112,6 +113,8 @@ class PromptReader:
             seq_id, first = int(batch.seq_ids[start]), int(batch.positions[start])
             # moving the cached part only pays if it is short
             most = share * (end - start)
+            if shared.cache_kind.is_recurrent and end - start < LEAST_BESIDE_STATE:
+                most = 0
             if first != self.lengths.get(seq_id, first if first <= most else -1):
                 return {}
             ends[seq_id] = first + end - start
@@ -178,7 +181,9 @@ def reads_apart(facts: Facts, config: EngineConfig, limits: Limits) -> bool:
     """Whether a model with these settings uses a separate prefill cache."""
     adapters = config.lora, config.lora_scaled, config.control_vector, config.control_vector_scaled
     is_own = limits.is_heads or limits.embeds
-    is_plain = not (facts.is_recurrent or facts.window or is_own or any(adapters))
+    is_plain = not (facts.window or is_own or any(adapters))
+    if facts.is_recurrent:  # only for unpacked weights
+        is_plain &= config.repack and not config.exact
     # longer contexts rotate keys by other factors
     is_alike = not CELLS <= facts.original_context < (config.context or facts.train_context)
     return is_plain and is_alike and attention_tile(config) > 1
@@ -188,4 +193,5 @@ def reader_params(params: Any) -> Any:
     """Parameters of the prefill context, derived from those of the first."""
     own = type(params).from_buffer_copy(params)
     own.n_ctx, own.n_outputs_max = min(CELLS, params.n_ctx), params.n_seq_max
+    own.n_rs_seq = 0
     return own

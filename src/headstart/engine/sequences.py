@@ -114,7 +114,9 @@ class Sequences:
         state = b"" if is_dear else self._try_get(seq_id, _WHOLE)
         is_there = self._set(seq_id, state, _WHOLE, reader.handle)
         if is_there:
-            self.clear(seq_id)
+            self._sharing.pop(seq_id, None)
+            self.checkpoints.drop_brief(seq_id)  # on the device, it belongs to this context
+            api.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
             reader.lengths[seq_id] = num_tokens
         return is_there
 
@@ -168,6 +170,8 @@ class Sequences:
         length = self._lengths.get(seq_id, 0)
         if self.cache_kind is not CacheKind.CHECKPOINT or not length:
             return self.cache_kind is not CacheKind.CHECKPOINT
+        if not self.gather(seq_id):
+            return False
         self.checkpoints.drop_brief(seq_id)
         data = self._try_get(seq_id, _IN_PLACE)
         brief = Checkpoint(length, data, is_in_place=True)
@@ -282,6 +286,8 @@ class Sequences:
         Cells of windows are not shared: libllama reuses only cells with one owner, so shared ones
         would fill the cache once both sequences have moved on.
         """
+        if not self.gather(source):
+            return False
         data: Bytes | None = None
         flags = _PARTIAL
         if length == self._lengths.get(source, 0):
@@ -301,8 +307,9 @@ class Sequences:
         return self._set(target, data, flags) and self._remove(target, length)
 
     def _apply(self, seq_id: int, checkpoint: Checkpoint) -> bool:
-        length, flags = checkpoint.length, _flags_of(checkpoint)
-        if not self._set(seq_id, checkpoint.data, flags) or not self._remove(seq_id, length):
+        length, flags, holder = checkpoint.length, _flags_of(checkpoint), self._holder(seq_id)
+        is_set = self._set(seq_id, checkpoint.data, flags, holder)
+        if not is_set or not self._remove(seq_id, length):
             return False
         self._last_rows[seq_id] = 0
         self._set_length(seq_id, length)

@@ -5,10 +5,11 @@ On a GPU prompts and answers share steps, because the weights are then read from
 both. On a CPU that saves less than attention costs: it computes whole tiles of rows
 (`Engine.attention_tile`) and skips only cells that no row of a tile sees, so in a tile with rows of
 answers, 60 rows of a prompt compute the cells of all answers. There the two alternate: each answer
-gets a token after every chunk, as in a shared step. Models with recurrent snapshots also alternate,
-because computing other rows overwrites a draft's snapshots. Images always take turns with the rest,
-because libllama reads either tokens or embeddings in one decode. Those of several prompts take
-turns too, newest first, so that prompts that come meanwhile wait for the next round.
+gets a token after every chunk, as in a shared step. Recurrent models also alternate: a step with
+both takes several passes in any case, and other rows overwrite a draft's snapshots. Images always
+take turns with the rest, because libllama reads either tokens or embeddings in one decode. Those of
+several prompts take turns too, newest first, so that prompts that come meanwhile wait for the next
+round.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headstart.scheduler.sequence import Sequence
-from headstart.types import CacheKind, Engine
+from headstart.types import Engine
 from headstart.types.media import LoadedChunk
 
 STEPS = 8  # of requests with the same adapters, while others wait
@@ -34,7 +35,7 @@ class Turns:
         self._scales: Scales = ()  # in use; (): as loaded
         self._num_steps = 0  # with these
         self._tile = attention_tile if prefill_chunk >= attention_tile else 1
-        self._has_snapshots = engine.cache_kind is CacheKind.ROLLBACK
+        self._has_states = engine.cache_kind.is_recurrent
         self._was_prompts = self._was_image = False  # what the last step was limited to
         self._last_image = 0  # number of the sequence that had one last
         self._awaited: list[LoadedChunk] = []  # images being encoded
@@ -104,7 +105,7 @@ class Turns:
     def _are_apart(self, answers: list[Sequence], prompts: list[Sequence]) -> bool:
         """Whether answers and prompts need separate steps, to save time or to keep snapshots."""
         num_unread = sum(one.num_pending for one in prompts if one.leader is None)
-        if self._has_snapshots:
+        if self._has_states:
             return bool(answers and num_unread)
         if self._tile == 1 or not num_unread or len(answers) + num_unread < self._tile:
             return False

@@ -101,8 +101,9 @@ def test_where_little_is_looked_at_for_nothing_they_share_decodes(prompt, answer
 
 
 @pytest.mark.parametrize("prompt", [LONG, LONG[:40]], ids=["long", "short"])
-def test_where_drafts_have_snapshots_short_answers_and_a_prompt_share_no_decode_either(prompt):
-    engine = TiledModel(CacheKind.ROLLBACK)
+@pytest.mark.parametrize("kind", [CacheKind.ROLLBACK, CacheKind.CHECKPOINT])
+def test_of_recurrent_models_short_answers_and_a_prompt_share_no_decode_either(kind, prompt):
+    engine = TiledModel(kind)
     engine.attention_tile = 1
     decodes = read_beside(engine, [5, *prompt], answered=20)
     assert sum(rows[2] for rows in decodes) == len(prompt) + 1
