@@ -117,7 +117,7 @@ def test_by_default_snapshots_of_a_hybrid_take_a_twentieth_at_most(tmp_path, slo
 @needs_measuring
 def test_windows_and_snapshots_are_counted(tmp_path: Path) -> None:
     windowed = write_model(tmp_path / "windowed.gguf", "gemma3")
-    config = EngineConfig(context=8192, gpu_layers=0)
+    config = EngineConfig(context=8192, gpu_layers=0, repack=False)  # no cache for prompts
     sizes = []
     for swa_full in (False, True):
         settings = EngineConfig(context=8192, gpu_layers=0, swa_full=swa_full)

@@ -99,7 +99,7 @@ class LlamaEngine(Sequences):
         self.attention_tile = attention_tile(config) if is_cut else 1
         self.has_reference = not attends_on_gpu(config)
         self._used = self.handle  # the context in use
-        if reads_apart(model.facts, config, limits) and (is_cut or self.rows is Rows.EQUAL):
+        if reads_apart(self.handle, model.facts, config, limits):
             self.reader = PromptReader(model.handle, params, self._memory)
         self._layers: frozenset[int] = frozenset()  # layers whose hidden states are kept
         self._states: dict[int, NDArray[np.float32]] = {}  # hidden states of the last decode

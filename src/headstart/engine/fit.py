@@ -227,10 +227,10 @@ class _Fitting:
         return count
 
     def _without_weights(self, num_snapshots: int) -> int:
-        """Bytes of caches and compute buffers."""
+        """Bytes of caches and compute buffers, without a cache for prompts."""
         limits = replace(self.target.limits, max_draft=num_snapshots)
-        context = self.config.context
-        _, uses = self._measure(self.target.path, self.config, limits, context)
+        config = replace(self.config, repack=False)
+        _, uses = self._measure(self.target.path, config, limits, config.context)
         return sum(use.cache + use.compute for use in uses.values())
 
     def _shrink_context(self) -> None:

@@ -96,8 +96,9 @@ def _measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> 
             made = api.llama_init_from_model(model, settings)
             if made:
                 uses = uses_of(made)
+                is_apart = reads_apart(made, facts, config, limits)
                 api.llama_free(made)
-                if reads_apart(facts, config, limits):
+                if is_apart:
                     _add_reader(uses, model, settings)
             elif limits.reads_states:  # needs the target's context; its own is small
                 library.take_errors()

@@ -177,13 +177,13 @@ class PromptReader:
             self.handle = None
 
 
-def reads_apart(facts: Facts, config: EngineConfig, limits: Limits) -> bool:
-    """Whether a model with these settings uses a separate prefill cache."""
+def reads_apart(context: Any, facts: Facts, config: EngineConfig, limits: Limits) -> bool:
+    """Whether a model with these settings and first context has a separate prefill cache."""
     adapters = config.lora, config.lora_scaled, config.control_vector, config.control_vector_scaled
     is_own = limits.is_heads or limits.embeds
     is_plain = not (facts.window or is_own or any(adapters))
     if facts.is_recurrent:  # only for unpacked weights
-        is_plain &= config.repack and not config.exact
+        is_plain &= config.repack and not config.exact and not api.llama_n_rs_seq(context)
     # longer contexts rotate keys by other factors
     is_alike = not CELLS <= facts.original_context < (config.context or facts.train_context)
     return is_plain and is_alike and attention_tile(config) > 1
