@@ -9,7 +9,7 @@ ask for it (`Cells.num_exact`). If a cache cannot be shifted, the rest of the te
 from __future__ import annotations
 
 import sys
-from typing import NamedTuple
+from difflib import Match
 
 import numpy as np
 
@@ -19,14 +19,6 @@ from headstart.types import Engine, Vocab
 from headstart.types.constraint import NO_LIMIT
 
 MOST_CHUNKS = 32  # of a prompt: libllama scans all cells for each, while the engine waits
-
-
-class Chunk(NamedTuple):
-    """A run of cached tokens that a prompt contains at an earlier position."""
-
-    start: int  # position in the cache
-    target: int  # position in the prompt
-    length: int
 
 
 def shift_context(sequence: Sequence, engine: Engine, vocab: Vocab) -> bool:
@@ -66,15 +58,16 @@ def _cut(cells: Cells, engine: Engine, start: int, num_tokens: int) -> int:
 
 def find_chunks(
     cached: list[int], tokens: list[int], num_shared: int, least: int
-) -> tuple[Chunk, ...]:
-    """Chunks of at least `least` tokens after the shared prefix, in the order of both texts.
+) -> tuple[Match, ...]:
+    """Chunks of at least `least` tokens after the shared prefix, in the order of both texts: place
+    in the cache, place in the prompt, and length.
 
     Each chunk is the first in the cache that matches the prompt where the previous chunk ended; at
     most MOST_CHUNKS. O(len(cached) + len(tokens)): strings of one character per token are searched
     at C speed, because the engine waits.
     """
     held, wanted = _characters(cached), _characters(tokens)
-    chunks: list[Chunk] = []
+    chunks: list[Match] = []
     start = target = num_shared
     end = len(tokens) - 1  # the last token is always decoded again
     while end - target >= least and len(chunks) < MOST_CHUNKS:
@@ -84,7 +77,7 @@ def find_chunks(
         length = common_prefix_length(held[start:], wanted[target:end])
         if cached[start : start + length] != tokens[target : target + length]:
             break  # different ids with the same character
-        chunks.append(Chunk(start, target, length))
+        chunks.append(Match(start, target, length))
         start, target = start + length, target + length
     return tuple(chunks)
 
@@ -94,12 +87,12 @@ def _characters(tokens: list[int]) -> str:
     return ids.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
-def move_chunks(seq_id: int, chunks: tuple[Chunk, ...], engine: Engine) -> bool:
+def move_chunks(seq_id: int, chunks: tuple[Match, ...], engine: Engine) -> bool:
     """Move the chunks to their positions in the prompt; on failure False and an empty sequence."""
     num_dropped = 0
     for chunk in chunks:
-        start = chunk.start - num_dropped
-        if not engine.shift(seq_id, chunk.target, start):
+        start = chunk.a - num_dropped
+        if not engine.shift(seq_id, chunk.b, start):
             return False
-        num_dropped += start - chunk.target
+        num_dropped += start - chunk.b
     return True

@@ -10,11 +10,12 @@ import time
 from array import array
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from difflib import Match
 from math import inf, nextafter
 
 import numpy as np
 
-from headstart.scheduler.context_shift import Chunk, find_chunks, move_chunks
+from headstart.scheduler.context_shift import find_chunks, move_chunks
 from headstart.scheduler.copy_prices import LEAST_TOKENS
 from headstart.scheduler.offloading import Offloading
 from headstart.scheduler.sequence import Cells, Sequence, num_shared
@@ -32,12 +33,12 @@ class Placement:
     cells: Cells
     num_shared: int = 0  # leading tokens of the request that are in the cache
     source: Cells | None = None  # sequence to share cells with; None: its own cells are used
-    chunks: tuple[Chunk, ...] = ()  # further cached chunks, which have to be moved
+    chunks: tuple[Match, ...] = ()  # further cached chunks, which have to be moved
 
     @property
     def num_known(self) -> int:
         """Tokens of the request that need not be decoded."""
-        return self.num_shared + sum(chunk.length for chunk in self.chunks)
+        return self.num_shared + sum(chunk.size for chunk in self.chunks)
 
 
 class PromptCache:
