@@ -138,8 +138,11 @@ class Controller:
 
     def _read_decode(self, record: StepRecord) -> None:
         passes, context = record.passes, record.context
-        each = [self._cost.milliseconds(rows, context) for rows in passes]
         is_timing_reliable = record.is_timing_reliable or self._cost.is_empty
+        if is_timing_reliable and len(passes) == 1:
+            self._cost.observe(passes[0], context, record.cost_ms)
+            return
+        each = [self._cost.milliseconds(rows, context) for rows in passes]
         ratio = record.cost_ms / sum(each)
         if not is_timing_reliable and ratio >= 1.0:
             return

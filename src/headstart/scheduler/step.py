@@ -162,11 +162,11 @@ class StepRecord:
     def passes(self) -> list[int]:
         """Rows of each pass over the model."""
         plan = self.plan
+        if plan.rows is Rows.TOGETHER or len(self.results) == 1:
+            return [plan.num_rows]
         answers = [answer.num_rows for answer in plan.answers]
         if plan.rows is Rows.PADDED:
             return [plan.num_rows + len(answers) * max(answers, default=0) - sum(answers)]
-        if plan.rows is Rows.TOGETHER or len(self.results) == 1:
-            return [plan.num_rows]
         drafts = [rows for rows in answers if rows > 1]
         others = [1] * answers.count(1) + [one.num_rows for one in plan.prompts]
         return passes(drafts) + passes(others)
