@@ -147,19 +147,13 @@ def unpack_prompts(engine: LlamaEngine, config: EngineConfig) -> None:
     """Let prompts be decoded with weights that are not repacked for the CPU, if that is faster and
     the mapped file fits into memory beside the others.
     """
-    if engine.reader and not _has_faster(engine, config) and engine.cache_kind.is_recurrent:
-        engine.reader = None  # copies of states would cost more than there is to gain
-
-
-def _has_faster(engine: LlamaEngine, config: EngineConfig) -> bool:
-    """Whether the reader now has unpacked weights, which are faster."""
     is_mapped = config.mmap and not config.mlock
     if not (engine.reader and config.repack and is_mapped and can_measure()):
-        return False
+        return
     uses = uses_of(engine.handle)
     spare = available_memory() - 2 * sum(use.weights for use in uses.values())
     if REPACKED not in uses or spare < 0:
-        return False
+        return
     cell_bytes = sum(use.cache for use in uses.values()) / engine.params.n_ctx
     cells = min(engine.params.n_ctx, int(spare / 4 / cell_bytes) // 256 * 256)
     engine.reader.unpack(Model(engine.model.path, replace(config, repack=False)), cells)
@@ -172,7 +166,6 @@ def _has_faster(engine: LlamaEngine, config: EngineConfig) -> bool:
         "unpacked" if is_faster else "repacked",
         speedup,
     )
-    return is_faster
 
 
 def most_tokens(config: SchedulerConfig, context: int, num_cells: int) -> int:

@@ -138,7 +138,10 @@ class PromptReader:
         new = ends.keys() - self.lengths.keys()
         if new:
             others = set(range(self._params.n_seq_max)) - ends.keys()
-            is_slow = self._unpacked is None and sum(map(self._num_shared, others)) < LEAST_OTHERS
+            is_slow = self._unpacked is None and (
+                shared.cache_kind.is_recurrent  # copies of states cost more than there is to gain
+                or sum(map(self._num_shared, others)) < LEAST_OTHERS
+            )
             if is_slow or not self.open():
                 return False
         for seq_id in new:

@@ -119,15 +119,17 @@ def pack(data: Data) -> list[Bytes]:
 
 
 def unpack(data: Bytes) -> SavedState | None:
-    """A saved sequence from the bytes of `pack`; None if they are something else."""
+    """A saved sequence from the bytes of `pack`; None if they are something else. Its parts are
+    copies, because a checkpoint may be kept longer than the others.
+    """
     view, parts = memoryview(data), list[Checkpoint]()
     if bytes(view[: len(_MAGIC)]) != _MAGIC or len(view) < _HEAD.size:
         return None
     _, count = _HEAD.unpack(view[: _HEAD.size])
     at = _HEAD.size + _PART.size * count
     for length, size in _PART.iter_unpack(view[_HEAD.size : at] if at <= len(view) else b""):
-        parts.append(Checkpoint(length, view[at : at + size]))
+        parts.append(Checkpoint(length, bytes(view[at : at + size])))
         at += size
     if not parts or at > len(view):
         return None
-    return SavedState(parts[0].data, tuple(parts[1:]), view[at:])
+    return SavedState(parts[0].data, tuple(parts[1:]), bytes(view[at:]))
