@@ -6,19 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from tests.architectures import tiny_hybrid, tiny_recurrent
+from tests.real.test_prompt_reader import CONFIG, NUM, Texts
 
-from headstart.config import EngineConfig
 from headstart.engine.context import LlamaEngine
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
-from headstart.types import Batch, CacheKind
-
-CONFIG = EngineConfig(
-    context=2048, batch=512, threads=1, gpu_layers=0, cache_type_k="f32", cache_type_v="f32"
-)
-NUM = 4
+from headstart.types import CacheKind
 
 
 @pytest.fixture(scope="module", params=[tiny_hybrid, tiny_recurrent])
@@ -27,30 +21,18 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return made
 
 
-class Texts:
-    """Sequences of an engine, each with the tokens that it holds."""
+class RecurrentTexts(Texts):
+    """Texts that are cut back to checkpoints only."""
 
     def __init__(self, path: Path, seed: int, *, is_apart: bool) -> None:
-        self.engine = engine = LlamaEngine(Model(path, CONFIG), CONFIG, Limits(NUM, 64, 0))
+        engine = LlamaEngine(Model(path, CONFIG), CONFIG, Limits(NUM, 64, 0))
         assert engine.cache_kind is CacheKind.CHECKPOINT
         assert engine.reader is not None
         if is_apart:
             engine.reader.unpack(Model(path, CONFIG))
         else:
             engine.reader = None
-        self.random = np.random.default_rng(seed)
-        self.of: dict[int, list[int]] = {seq_id: [] for seq_id in range(NUM)}
-        self.batch, self.logits = Batch(512), list[NDArray[np.float32]]()
-
-    def tokens(self, num: int) -> list[int]:
-        return self.random.integers(5, 250, num).tolist()
-
-    def decode(self, rows: dict[int, list[int]], *, is_prompt: bool) -> None:
-        self.batch.clear()
-        for seq_id, tokens in rows.items():
-            self.batch.add(seq_id, len(self.of[seq_id]), tokens, 1 if is_prompt else len(tokens))
-            self.of[seq_id] += tokens
-        self.logits.append(self.engine.decode(self.batch).copy())
+        super().__init__(engine, seed)
 
     def act(self) -> None:
         """Anything that a scheduler does with a sequence."""
@@ -99,7 +81,7 @@ class Texts:
 def test_whatever_is_done_with_a_prompt_it_has_the_logits_that_it_has_in_the_shared_cache(
     seed: int, path: Path
 ) -> None:
-    apart, shared = (Texts(path, seed, is_apart=is_apart) for is_apart in (True, False))
+    apart, shared = (RecurrentTexts(path, seed, is_apart=is_apart) for is_apart in (True, False))
     num_apart = 0
     for _ in range(150):
         apart.act()

@@ -235,11 +235,13 @@ class ModelDraftPlanner:
         draft_ms = round_ms * LENGTHS * (1.0 - (1.0 - busy).cumprod(axis=0))
         most_rows = base + min(step.max_draft_rows, (num_even or num) * max(most))
         curve = self._cost.curve(most_rows, step.context, can_fill=step.can_pad)
-        # those with drafts may have a pass of their own
-        num_apart = np.arange(1, num + 1)[:, None, None] * (step.rows is Rows.EQUAL)
-        first = np.where(num_apart, num_apart, base)
-        more_ms = draft_ms + np.interp(first + rows, np.arange(len(curve)), curve) - curve[base]
-        more_ms += np.array(curve)[base - num_apart] * (num_apart > 0)
+        if step.rows is Rows.EQUAL:  # those with drafts have a pass of their own
+            first = np.arange(1, num + 1)[:, None, None]
+            draft_ms += np.take(curve, base - first)
+            rows = first + rows
+        else:
+            rows = base + rows
+        more_ms = draft_ms + np.interp(rows, np.arange(len(curve)), curve) - curve[base]
         price = (rate + more * (2.0 * curve[base] + more_ms)) * more_ms
         values = worth.cumsum(axis=0) - price
         n, at = divmod(int(values.argmax()), len(LIMITS) * len(LENGTHS))

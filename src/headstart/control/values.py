@@ -57,8 +57,11 @@ class Step:
         self.max_draft_rows = max(0, left)
 
     def most_rows(self, longest: int) -> int:
-        """Most rows with a draft of `longest` tokens in each slot."""
-        return self.num_base_rows + self.num_slots * longest
+        """Most rows of a pass if no draft has more than `longest` tokens."""
+        most = self.num_slots * longest
+        if self.rows is not Rows.PADDED:
+            most = min(most, max(longest, self.max_draft_rows))
+        return self.num_base_rows + most
 
     def draft_ms(self, lengths: Sequence[int], curve: Sequence[float]) -> float:
         """Milliseconds that drafts of these lengths add; `curve`: of a pass by rows."""

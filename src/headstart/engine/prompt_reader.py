@@ -35,7 +35,6 @@ CELLS = 4096  # a longer prompt mostly attends to itself: it is here for unpacke
 LEAST_OTHERS = 256  # cells of other texts; with fewer there is nothing to gain ...
 LEAST_ROWS = 32  # ... except by unpacked weights, if a decode has as many rows
 MOST_KNOWN = 32  # cached tokens that are moved to gain from them, for each row
-LEAST_BESIDE_STATE = 128  # rows for which a recurrent state is moved
 
 
 class PromptReader:
@@ -113,8 +112,8 @@ class PromptReader:
             seq_id, first = int(batch.seq_ids[start]), int(batch.positions[start])
             # moving the cached part only pays if it is short
             most = share * (end - start)
-            if shared.cache_kind.is_recurrent and end - start < LEAST_BESIDE_STATE:
-                most = 0
+            if shared.cache_kind.is_recurrent and end - start < 4 * LEAST_ROWS:
+                most = 0  # however short, a state takes as long to move as these rows would save
             if first != self.lengths.get(seq_id, first if first <= most else -1):
                 return {}
             ends[seq_id] = first + end - start
