@@ -57,7 +57,7 @@ FIRST_TOKEN = 8.0
 class Budget:
     """Assigns draft tokens to slots. Owns the speedup reached."""
 
-    SAVED: ClassVar = ("_tokens", "_time")
+    SAVED: ClassVar = ("_tokens", "_time", "copy_ms")
 
     def __init__(self, cost: CostTable) -> None:
         self._cost = cost
@@ -70,7 +70,8 @@ class Budget:
         """Update the time of copying a sequence's state."""
         if self.copy_ms is None:
             self.copy_ms = milliseconds
-        self.copy_ms += FAST * (milliseconds - self.copy_ms)
+        # a sequence's first copy allocates, and takes up to ten times as long
+        self.copy_ms += FAST * (min(milliseconds, 2.0 * self.copy_ms) - self.copy_ms)
 
     def observe_arrivals(self, number: int, milliseconds: float) -> None:
         """Count the requests that arrived during a step; as if none had before the first one."""

@@ -50,6 +50,7 @@ class Controller:
         self.trust_scores = self._calibration.trust_scores
         self.best, self.knows_costs = self._budget.best, self._cost.is_known
         self.learn_costs = self._cost.calibrate
+        self.learn_copy = self._budget.observe_copy
         self.learn_draft_costs = self._model_planner.calibrate
         self.may_ask_model_now = self._model_planner.may_ask_now
         self.grant = self._model_planner.grant
@@ -76,7 +77,7 @@ class Controller:
             if texts and plan.asking_ms > 0.0:
                 self._read_texts(plan.asking_ms, texts, plan.step)
         for milliseconds in plan.copies_ms:
-            self._budget.observe_copy(milliseconds)
+            self.learn_copy(milliseconds)
         if plan.num_rows:
             self._read_decode(record)
             self._budget.observe_arrivals(plan.num_new, record.cost_ms)

@@ -255,6 +255,10 @@ class Drafting:
         """Pass decode times measured before the first request to control."""
         self._tell(self.controller.learn_costs, samples)
 
+    def learn_copy(self, milliseconds: float) -> None:
+        """Pass the time of copying a state, measured before the first request, to control."""
+        self._tell(self.controller.learn_copy, milliseconds)
+
     def time_models(self, clock: Callable[[], float]) -> None:
         """Measure what draft models cost, before the first request."""
         for speculator in self.speculators.values():

@@ -84,6 +84,7 @@ class WarmUp:
             return False
         num_known = len(timer.samples)
         timer.go_on(is_interrupted)
+        self._time_copies()
         timer.clear()
         if len(timer.samples) > num_known:
             self._drafting.learn_costs(timer.samples)
@@ -91,6 +92,15 @@ class WarmUp:
         if timer.is_done and not self._gave_way:  # else draft models' caches may not be empty
             self._drafting.time_models(self._clock)
         return timer.is_done and not is_late
+
+    def _time_copies(self) -> None:
+        """Time the copy of a state before a draft; each sequence's first one also allocates."""
+        engine, timer = self._engine, self._timer
+        if engine.cache_kind is CacheKind.CHECKPOINT and timer.is_done:
+            kept = [seq_id for seq_id in timer.sequences if engine.keep_for_draft(seq_id)]
+            started = self._clock()
+            if kept and engine.keep_for_draft(kept[-1]):
+                self._drafting.learn_copy(1000.0 * (self._clock() - started))
 
     def _compare_widths(
         self,

@@ -156,6 +156,28 @@ def test_slots_keep_what_they_hold(num_slots: int, num_prompts: int) -> None:
     assert held(scheduler) == before
 
 
+def test_a_copied_state_is_timed_when_its_memory_is_allocated() -> None:
+    now, allocated = [0.0], set[int]()
+
+    class Allocating(Model):
+        def keep_for_draft(self, seq_id: int) -> bool:
+            now[0] += 0.001 if seq_id in allocated else 0.020
+            allocated.add(seq_id)
+            return super().keep_for_draft(seq_id)
+
+    engine = Allocating(num_cells=4096, cache_kind=CacheKind.CHECKPOINT)
+    scheduler = make_scheduler(engine, parallel=4)
+
+    def clock() -> float:
+        now[0] += 1e-5
+        return now[0]
+
+    WarmUp(scheduler.engine, scheduler.drafting, scheduler.cells, clock, 0.1).go_on()
+    assert allocated == {0, 1, 2, 3}
+    assert scheduler.drafting.controller._budget.copy_ms == pytest.approx(1.0, abs=0.1)
+    assert not engine.checkpoints.num_bytes
+
+
 def test_where_every_sequence_holds_something_it_waits() -> None:
     scheduler = a_scheduler(2, 2)
     scheduler.engine.padding_sequence = None
