@@ -31,7 +31,7 @@ from headstart.types.request import Request
 
 LAYERS = frozenset({LAST_STATE, 2})
 States = dict[int, NDArray[np.float32]]
-KINDS = [CacheKind.CUT, CacheKind.WINDOW, CacheKind.ROLLBACK]
+KINDS = [CacheKind.CUT, CacheKind.WINDOW, CacheKind.ROLLBACK, CacheKind.CHECKPOINT]
 
 
 class Sure(Model):

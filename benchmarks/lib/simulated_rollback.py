@@ -1,9 +1,9 @@
 """What snapshots of recurrent layers are worth: drafts as long as there are snapshots, or copies.
 
 With n snapshots a draft has n tokens at most and is taken back for nothing. With none, the state is
-copied before each draft; after a rejection it is put back, and the next step reads again what was
-accepted, without a draft. With snapshots and several users, every user has as many rows as the one
-with the longest draft: a snapshot is good until libllama computes other sequences.
+copied before each draft; after a rejection it is put back, and the next step decodes again what was
+accepted, perhaps before another draft. With snapshots and several users, every user has as many
+rows as the one with the longest draft: a snapshot is good until libllama computes other sequences.
 """
 
 from __future__ import annotations
@@ -43,26 +43,29 @@ class AutoRollback(AutoText):
 
     def lengths(self, slots: Sequence[Slot]) -> Choice:
         self._note_rejections(slots)
-        again = sum(self._again.values())
-        plan = self.begin(slots, again)
+        plan = self.begin(slots, sum(self._again.values()))
+        assert plan.step is not None
+        plan.step.again = [self._again[slot.first_id] for slot in slots]
         self.offer_texts(slots)
-        for answer, slot in zip(plan.answers, slots, strict=True):
-            if self._again.get(slot.first_id):
-                answer.survival = []
         choice = self.assign_rows(max_tokens=self.snapshots or LONGEST)
         for slot, length in zip(slots, choice.lengths, strict=True):
             self._drafted[slot.first_id] = (slot.at, length)
-        copies = 0 if self.snapshots else sum(length > 0 for length in choice.lengths)
+        copies = back = 0
+        if not self.snapshots:
+            again = plan.step.again
+            back = sum(num > 0 for num in again)
+            copies = sum(n > 0 == num for n, num in zip(choice.lengths, again, strict=True))
         plan.copies_ms = [self.copy_ms] * copies
-        back = sum(rows > 0 for rows in self._again.values())
-        return Choice(choice.lengths, (copies + back) * self.copy_ms, again)
+        return Choice(choice.lengths, (copies + back) * self.copy_ms, sum(self._again.values()))
 
     def _note_rejections(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
             start, length = self._drafted.get(slot.first_id, (0, 0))
-            num_accepted = slot.at - start - 1
-            rejected = not self.snapshots and length > num_accepted
-            self._again[slot.first_id] = 1 + num_accepted if rejected and length else 0
+            num_emitted = slot.at - start
+            if self.snapshots or length < max(1, num_emitted):
+                self._again[slot.first_id] = 0
+            else:
+                self._again[slot.first_id] += num_emitted
 
 
 def auto_with(simulation: Simulation, snapshots: int, copy_ms: float) -> Score:

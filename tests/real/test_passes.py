@@ -93,3 +93,18 @@ def test_without_drafts_or_without_others_there_is_one_decode(engine, monkeypatc
     engine.decode(batch_of({1: [13], 2: [14]}))
     engine.decode(batch_of({0: ROWS[0]}))
     assert decodes == [[1, 2], [0]]
+
+
+def test_a_draft_may_follow_rows_that_are_decoded_again(engine, monkeypatch) -> None:
+    engine.decode(batch_of(ROWS))
+    for round_, accepted in enumerate(([10], [10, 20])):
+        assert engine.rewind(0, 4 + len(accepted)) == 4
+        assert engine.keep_for_draft(0)
+        rows, batch = [*accepted, 20, 21], Batch(256)
+        batch.add(0, 4, rows, 2)
+        batch.add(1, 3 + round_, [13], 1)
+        decodes = decoded(monkeypatch)
+        logits = engine.decode(batch).copy()
+        assert decodes == [[0], [1]]
+        expected = alone(engine, TEXTS[0] + rows, 2)
+        np.testing.assert_allclose(logits[:2], expected, atol=2e-2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from headstart.types import Draft, Rows, passes
@@ -42,12 +43,13 @@ class Step:
     """The batch being planned, before any draft row is added."""
 
     num_slots: int  # sequences that emit at least one token in this step, >= 1
-    num_base_rows: int  # rows without drafts: one per slot, plus prompt rows
+    num_base_rows: int  # rows without drafts: one per slot, `again`, and prompt rows
     context: int  # tokens in the cache that a row attends to, mean over the slots
     max_rows: int = 2048  # maximum rows per decode
     max_outputs: int = 2048  # maximum rows with logits per decode
     can_pad: bool = False  # padding rows may be added
-    rows: Rows = Rows.TOGETHER  # with PADDED, prompts are in other steps
+    rows: Rows = Rows.TOGETHER  # others have prompts in other steps
+    again: Sequence[int] = ()  # rows by slot that are decoded again; (): none
     num_reading: int = 0  # running sequences without an answer: their prompts wait for this step
     num_first: int = 0  # of these, how many get their first token from it
     max_draft_rows: int = field(init=False)  # free rows
@@ -63,16 +65,20 @@ class Step:
             most = min(most, max(longest, self.max_draft_rows))
         return self.num_base_rows + most
 
-    def draft_ms(self, lengths: Sequence[int], curve: Sequence[float]) -> float:
-        """Milliseconds that drafts of these lengths add; `curve`: of a pass by rows."""
+    def milliseconds(self, lengths: Sequence[int], curve: Sequence[float]) -> float:
+        """Time with drafts of these lengths; `curve`: of a pass by rows."""
         base = self.num_base_rows
         if self.rows is Rows.PADDED:
-            return curve[base + self.num_slots * max(lengths, default=0)] - curve[base]
+            return curve[base + self.num_slots * max(lengths, default=0)]
         if self.rows is Rows.TOGETHER:
-            return curve[base + sum(lengths)] - curve[base]
-        drafts = [1 + length for length in lengths if length]
-        more = sum([curve[rows] for rows in passes(drafts)])
-        return more + curve[base - len(drafts)] - curve[base]
+            return curve[base + sum(lengths)]
+        more = [sum(both) for both in zip_longest(self.again, lengths, fillvalue=0)]
+        drafts = [1 + rows for rows in more if rows]
+        return sum([curve[rows] for rows in passes(drafts)]) + curve[self.num_slots - len(drafts)]
+
+    def draft_ms(self, lengths: Sequence[int], curve: Sequence[float]) -> float:
+        """Milliseconds that drafts of these lengths add."""
+        return self.milliseconds(lengths, curve) - self.milliseconds((), curve)
 
 
 @dataclass(slots=True)

@@ -251,8 +251,7 @@ class LlamaEngine(Sequences):
     def _is_draft(self, batch: Batch, run: Run) -> bool:
         """Whether these rows have a draft, before which the state was kept."""
         start, end, _ = run
-        is_long = end - start > 1 and bool(batch.wants_logits[start:end].all())
-        return is_long and self.checkpoints.is_before_draft(*_begin(batch, run))
+        return end - start > 1 and self.checkpoints.is_before_draft(*_begin(batch, run))
 
     def _launch_media(self, batch: Batch, chunk: LoadedChunk, offset: int) -> None:
         """Decode cells of an image, which are the only rows of the batch."""

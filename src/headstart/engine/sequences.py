@@ -170,6 +170,8 @@ class Sequences:
         length = self._lengths.get(seq_id, 0)
         if self.cache_kind is not CacheKind.CHECKPOINT or not length:
             return self.cache_kind is not CacheKind.CHECKPOINT
+        if self.checkpoints.is_before_draft(seq_id, length):
+            return True
         if not self.gather(seq_id):
             return False
         self.checkpoints.drop_brief(seq_id)

@@ -16,6 +16,7 @@ def build(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
     seq_ids: list[int] = []
     positions: list[int] = []
     tokens: list[int] = []
+    again: list[int] = []  # rows without outputs
     for answer in plan.answers:
         cells = answer.sequence.cells
         if cells is None:
@@ -23,12 +24,18 @@ def build(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
             continue
         drafted = answer.draft[: answer.num_verified]
         answer.seq_id, answer.start = seq_id, start = cells.seq_id, cells.length
-        answer.num_rows = answer.num_outputs = rows = 1 + len(drafted)
+        answer.num_outputs = 1 + len(drafted)
+        answer.num_rows = rows = answer.num_outputs + (num_again := answer.sequence.num_again)
+        if num_again:
+            again += range(len(tokens), len(tokens) + num_again)
         seq_ids += [seq_id] * rows
         positions += range(start, start + rows)
-        tokens.append(cells.tokens[-1])
+        tokens += cells.tokens[-1 - num_again :]
         tokens += drafted
     batch.extend(seq_ids, positions, tokens)
+    if again:
+        batch.wants_logits[again] = 0
+        batch.num_outputs -= len(again)
     if plan.prompts:
         _add_prompts(plan, engine, order)
     if plan.num_padding:

@@ -15,7 +15,7 @@ from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.prompt_cache import PromptCache
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import End, SequencePlan, StepRecord
-from headstart.types import Engine, Logits, Vocab
+from headstart.types import Engine, Logits, Rows, Vocab
 from headstart.types.errors import EngineError, RequestError
 from headstart.types.request import TokenLogprob
 
@@ -41,6 +41,9 @@ class Committer:
         self._drafting = drafting
         self._compiling = compiling
         self._shifts_context = config.context_shift
+        self._most_again = 0  # rows of an answer
+        if engine.rows is Rows.EQUAL:
+            self._most_again = engine.max_batch_tokens // config.parallel - 1
 
     def commit(self, record: StepRecord, logits: Logits) -> Iterator[Leaving]:
         """Write the sampled tokens into the record and the texts; yields sequences that leave.
@@ -137,6 +140,9 @@ class Committer:
             sequence.text_tokens.grow(result.emitted)
             sequence.model_tokens.grow(result.emitted)
         self._cache.cut(sequence, len(tokens) - 1)
+        num_again = sequence.num_pending - 1
+        is_kept = sequence.num_decoded == result.start and num_again <= self._most_again
+        sequence.num_again = num_again if is_kept else 0
 
     def _feed_stops(
         self, sequence: Sequence, emitted: tuple[int, ...], now: float

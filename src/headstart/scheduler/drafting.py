@@ -140,7 +140,8 @@ class Drafting:
         reading = [one.sequence for one in plan.prompts if one.sequence.leader is None]
         unread = sum([sequence.num_pending for sequence in reading])
         context = sum([len(answer.sequence.tokens) for answer in plan.answers]) // num
-        num_rows = num + min(unread, plan.max_prompt_rows)
+        again = [answer.sequence.num_again for answer in plan.answers]
+        num_rows = num + sum(again) + min(unread, plan.max_prompt_rows)
         max_rows, tile = engine.max_batch_tokens, engine.attention_tile
         if (
             num_rows < tile
@@ -156,6 +157,7 @@ class Drafting:
             engine.max_outputs,
             can_pad=can_pad,
             rows=plan.rows,
+            again=again,
             num_reading=plan.num_running - num,
             num_first=len(reading) if unread <= plan.max_prompt_rows else 0,
         )
@@ -326,7 +328,8 @@ def limit_drafts(plan: StepPlan, engine: Engine) -> list[SequencePlan]:
     num = len(plan.answers)
     reserved = len(plan.prompts)  # those that end in this step need one output each
     outputs = (engine.max_outputs - reserved) // num - 1
-    rows = (engine.max_batch_tokens - reserved) // num - 1
+    again = sum([answer.sequence.num_again for answer in plan.answers])
+    rows = (engine.max_batch_tokens - reserved - again) // num - 1
     share, bound = min(outputs, rows), "batch full"
     if engine.max_rollback < share:
         share, bound = engine.max_rollback, "memory takes nothing back"
@@ -339,6 +342,8 @@ def limit_drafts(plan: StepPlan, engine: Engine) -> list[SequencePlan]:
                 limit, reason = room, "context full"
             if (left := sequence.num_left - 1) < limit:
                 limit, reason = left, "max_tokens reached"
+            if sequence.num_again and policy.is_fixed:  # else rejections could add up
+                limit, reason = 0, "accepted tokens are decoded again"
         if limit > 0:
             limit = min(limit, policy.n_max)
             if (thoughts := sequence.sampler.thoughts) is not None:

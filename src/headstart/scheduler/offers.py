@@ -48,6 +48,8 @@ def askable(
             continue
         if cells.seq_id in speculator.failed:
             answer.reasons[name] = FAILED
+        elif answer.sequence.num_again and speculator.speculator.needs_states:
+            answer.reasons[name] = "the target's states are missing"
         elif not (others and policy.is_fixed) or all(
             one == GRAMMAR or types.index(one) > types.index(name) for one in others
         ):

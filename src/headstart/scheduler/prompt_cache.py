@@ -205,6 +205,7 @@ class PromptCache:
         newest = max(one.last_used for one in self.cells)
         cells.last_used = max(time.time(), nextafter(newest, inf))  # the clock may be set back
         cells.user = sequence.cells = None
+        sequence.num_again = 0
         return cells
 
     def cut(self, sequence: Sequence, length: int) -> None:
@@ -220,16 +221,18 @@ class PromptCache:
     def keep_states(self, plan: StepPlan, clock: Callable[[], float]) -> None:
         """Make every draft of this step reversible, or drop it.
 
-        For caches that cannot be rolled back, copies the state before each draft; after a rejection
-        the accepted tokens are decoded again, without a draft.
+        For caches that cannot be rolled back, copies the state before each draft. After a rejection
+        the accepted tokens are decoded again, before the next draft, if any: the copy is still
+        there.
         """
         for answer in plan.answers:
             if not answer.num_verified:
                 continue
             started = clock()
-            if self._engine.keep_for_draft(answer.sequence.seq_id):
+            is_kept = self._engine.keep_for_draft(answer.sequence.seq_id)
+            if is_kept and not answer.sequence.num_again:
                 plan.copies_ms.append(1000.0 * (clock() - started))
-            else:
+            elif not is_kept:
                 answer.drop("no memory for the state before a draft")
 
     def choose_pauses(self, sequence: Sequence, min_step: int) -> list[int]:

@@ -64,8 +64,9 @@ class Cells:
 
     tokens[0 : num_exact]   if decoded, computed after the tokens that precede them now
     tokens[0 : length]      in the cache
-    tokens[length : ]       of a running text: prompt to decode, or the one token emitted last; all
-                            of an idle one if it was emptied, perhaps moved to main memory
+    tokens[length : ]       of a running text: prompt to decode, or the one token emitted last,
+                            perhaps with accepted ones before it (`Sequence.num_again`); all of an
+                            idle one if it was emptied, perhaps moved to main memory
     """
 
     seq_id: int
@@ -152,6 +153,7 @@ class Sequence:
     pauses: list[int] = field(default_factory=list)  # prompt lengths at which to take a checkpoint
     media: tuple[tuple[int, LoadedChunk], ...] = ()  # position and chunk of each of its images
     num_cached: int = 0  # prompt tokens that were not decoded for this request
+    num_again: int = 0  # accepted tokens decoded again, from the state before a rejected draft
     is_resumed: bool = False  # was preempted: tokens decoded again are not counted
     held_since: float | None = None  # it waits for cells, and for a turn; see `cell_order`
     admitted: float | None = None
@@ -214,16 +216,16 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        """Known tokens not decoded yet; 1 while generating."""
+        """Known tokens not decoded yet; while generating the newest, and `num_again` before it."""
         return len(self.tokens) - self.num_decoded
 
     @property
     def is_generating(self) -> bool:
-        """Whether the only token left to decode is one that it emitted, so that it may draft.
+        """Whether only tokens that it emitted last are left to decode, so that it may draft.
 
         False before the last token of a prompt, even if all others came from the cache.
         """
-        return self.num_pending == 1 and self.num_emitted > 0
+        return self.num_pending == 1 + self.num_again and self.num_emitted > 0
 
     @property
     def pending_media(self) -> tuple[LoadedChunk, int] | None:

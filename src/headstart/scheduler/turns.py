@@ -48,7 +48,7 @@ class Turns:
         for sequence in self._alike(running, use) if (use := self.use_scales) else running:
             cells, num_tokens = sequence.cells, len(sequence.tokens)
             # inlined `Sequence.is_generating`
-            is_known = cells is not None and num_tokens - cells.length == 1
+            is_known = cells is not None and num_tokens - cells.length == 1 + sequence.num_again
             is_answer = is_known and num_tokens + sequence.num_dropped > sequence.num_prompt
             (answers if is_answer else prompts).append(sequence)
         self._awaited = []

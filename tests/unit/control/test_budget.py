@@ -199,35 +199,39 @@ def test_up_to_a_length_set_by_hand_the_rows_of_other_slots_cost_nothing() -> No
 @given(
     st.lists(st.lists(st.floats(0.01, 1.0), max_size=6), min_size=1, max_size=4),
     st.integers(0, 12),
-    st.integers(0, 3),
+    st.lists(st.integers(0, 3), min_size=4, max_size=4) | st.just([0, 0, 0, 0]),
 )
 def test_where_each_length_takes_a_pass_the_best_length_and_slots_are_taken(
-    conditional: list[list[float]], room: int, num_prompt_rows: int
+    conditional: list[list[float]], room: int, again: list[int]
 ) -> None:
     drafts = [list(accumulate(rates, mul)) for rates in conditional]
     cost, n = measured(BUMP), len(drafts)
-    curve, base = cost.curve(n + 40, 100), n + num_prompt_rows
-    step = Step(n, base, 100, base + room, rows=Rows.EQUAL)
+    again = again[:n]
+    curve, base = cost.curve(n + 60, 100), n + sum(again)
+    step = Step(n, base, 100, base + room, rows=Rows.EQUAL, again=again)
     found = assigned(Budget(cost), [SlotDraft(draft) for draft in drafts], step)
-    assert len(set(found) - {0}) <= 1
+    assert len({one + length for one, length in zip(again, found, strict=True) if length}) <= 1
     assert sum(found) <= room
 
     def value(lengths: Sequence[int]) -> float:
         tokens = sum(sum(draft[:n]) for draft, n in zip(drafts, lengths, strict=True))
-        num = sum(length > 0 for length in lengths)
-        milliseconds = curve[num * (1 + max(lengths))] * (num > 0) + curve[base - num]
-        assert step.draft_ms(lengths, curve) == pytest.approx(milliseconds - curve[base])
+        rows = sorted(map(sum, zip(again, lengths, strict=True)))
+        wide, milliseconds, done = [1 + more for more in rows if more], curve[rows.count(0)], 0
+        for index, num in enumerate(wide):
+            milliseconds += curve[(num - done) * (len(wide) - index)] if num > done else 0.0
+            done = num
+        assert step.milliseconds(lengths, curve) == pytest.approx(milliseconds)
         return tokens - (1.0 + MARGIN) * n / curve[n] * milliseconds
 
+    assert value(found) >= value([0] * n) - 1e-9
     choices = (
         [length * (index in slots) for index in range(n)]
         for length in range(1, 7)
         for num in range(1, n + 1)
         for slots in combinations([i for i in range(n) if len(drafts[i]) >= length], num)
-        if num * length <= room
+        if num * length <= room and not any(again)
     )
     assert value(found) >= max(map(value, choices), default=value([0] * n)) - 1e-9
-    assert value(found) >= value([0] * n) - 1e-9
 
 
 STEP = Step(1, 1, 100)

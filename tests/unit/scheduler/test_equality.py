@@ -22,6 +22,7 @@ from tests.harness import (
 )
 
 from headstart.config import SpeculationConfig
+from headstart.scheduler.step import StepRecord
 from headstart.speculators import Speculator
 from headstart.structures.checkpoints import Checkpoints
 from headstart.types import CacheKind, DraftMode
@@ -111,6 +112,31 @@ def test_after_a_rejection_what_was_accepted_is_read_again_once() -> None:
     emitted = sum(len(answer.tokens) for answer in answers.values())
     # each token once, each draft token once, and after a draft what was accepted of it once more
     assert engine.num_rows <= prompts + emitted + drafts.num_drafted + drafts.num_accepted
+
+
+@pytest.mark.parametrize(("num_slots", "most_rows"), [(1, 256), (3, 256), (4, 24)])
+def test_what_is_decoded_again_may_precede_another_draft(num_slots: int, most_rows: int) -> None:
+    """No state is copied for that, and the batch is never too small for it."""
+    requests, copies, again = make_requests(12), [], list[tuple[int, int]]()
+    engine = Model(cache_kind=CacheKind.CHECKPOINT)
+    engine.max_batch_tokens = most_rows
+    oracle = Oracle(engine, requests, wrong=0.3)
+    scheduler = make_scheduler(engine, [oracle], AUTO, RandomController(1), parallel=num_slots)
+
+    def read(record: StepRecord) -> None:
+        assert record.plan.num_rows <= most_rows
+        copies.extend(record.plan.copies_ms)
+        for result in record.results:
+            if not result.is_prompt and (num := result.num_rows - result.num_outputs):
+                again.append((num, result.num_verified))
+
+    scheduler.readers.append(read)
+    run_checked(scheduler, requests)
+    assert any(num_drafted for _, num_drafted in again)
+    assert any(not num_drafted for _, num_drafted in again)
+    assert max(num for num, _ in again) < most_rows // num_slots
+    num_first = scheduler.outcomes.total.drafts.num_drafts - sum(n > 0 for _, n in again)
+    assert len(copies) == num_first
 
 
 def test_drafts_are_as_short_as_the_memory_can_roll_back() -> None:

@@ -288,6 +288,8 @@ class FakeEngine:
     def keep_for_draft(self, seq_id: int) -> bool:
         if self.cache_kind is not CacheKind.CHECKPOINT:
             return True
+        if self.checkpoints.is_before_draft(seq_id, len(self.cache[seq_id])):
+            return True
         return self.checkpoints.add_brief(seq_id, self._checkpoint_of(seq_id))
 
     def _checkpoint_of(self, seq_id: int) -> Checkpoint:
