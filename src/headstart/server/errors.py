@@ -173,8 +173,7 @@ async def _answer(request: Request, error: Exception) -> Response:
         paths = [prefix + one.path for one in request.app.routes if isinstance(one, Route)]
         near = closest(shown[:100], paths)  # comparing a long text takes long
         words = {
-            404: f"there is no {shown} here{near} ({prefix}/docs and {prefix}/openapi.json list "
-            "the paths)",
+            404: f"there is no {shown} here{near} ({prefix}/openapi.json lists the paths)",
             405: f"{shown} does not take {request.method}, only {headers.get('Allow', '')}",
         }
         error = ApiError(error.status_code, words[error.status_code])

@@ -64,7 +64,10 @@ class BenchOptions:
     )
     error: float = option(0.03, "error of a ratio, as printed, at which a line is finished")
     seconds: float = option(
-        600.0, "begin no further round after this; each line gets three rounds", least=0
+        600.0,
+        "begin no further round after this; each line gets three, above temperature 0 of four "
+        "answers for each user",
+        least=0,
     )
     quick: bool = option(
         False, "one user, edit and chat, one fixed length, unless set; a minute or two"
