@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.architectures import tiny_hybrid, tiny_recurrent
+from tests.real.support import decode
 from tests.real.test_prompt_reader import CONFIG, NUM, Texts
 
 from headstart.engine.context import LlamaEngine
@@ -93,3 +94,17 @@ def test_whatever_is_done_with_a_prompt_it_has_the_logits_that_it_has_in_the_sha
     assert len(apart.logits) == len(shared.logits) > 40
     for own, other in zip(apart.logits, shared.logits, strict=True):
         np.testing.assert_allclose(own, other, atol=0.15)
+
+
+def test_an_answer_with_a_draft_stays_where_the_state_before_it_is(path: Path) -> None:
+    """However many rows it has, those decoded again among them."""
+    engine = RecurrentTexts(path, 0, is_apart=True).engine
+    text = [5 + i % 200 for i in range(260)]
+    decode(engine, text[:100], 0)
+    decode(engine, text[100:101], 100)
+    assert engine.keep_for_draft(0)
+    for accepted in (60, 130):
+        decode(engine, [*text[101 : 102 + accepted], 7, 8], 101, 3)
+        assert engine.rewind(0, 101 + accepted) == 101
+        assert engine.reader is not None
+        assert 0 not in engine.reader.lengths

@@ -285,9 +285,11 @@ class Budget:
         longest = min(max(map(len, survivals)), left)
         curve = self._cost.curve(step.most_rows(longest), step.context)
         rate, more = self.rates(step, curve[step.num_slots])
-        ms = step.milliseconds((), curve)
-        most, best = -(rate + more * ms) * ms, [0] * len(survivals)
         gains = [list(accumulate(own, initial=0.0)) for own in survivals]
+        # rows decoded again without a draft first count as passes of their own, which is O(1)
+        again_ms = sum([curve[1 + num] for num in again if num])
+        ms = again_ms + curve[again.count(0)]
+        most, best, num_best = -(rate + more * ms) * ms, list[tuple[float, int, int]](), 0
         for num_more in range(1, max(again) + longest + 1):
             drafts = list[tuple[float, int, int]]()  # gain, slot, length
             for index, own in enumerate(gains):
@@ -295,13 +297,25 @@ class Budget:
                 if 0 < length < len(own) and own[length] > 0.0:
                     drafts.append((own[length], index, length))
             drafts.sort(key=itemgetter(0), reverse=True)
-            lengths, gain = [0] * len(survivals), 0.0
-            for worth, index, length in drafts[: left // num_more]:
-                gain, lengths[index] = gain + worth, length
-                ms = step.milliseconds(lengths, curve)
+            gain, num_given, rest_ms, num_plain = 0.0, 0, again_ms, again.count(0)
+            for num, (worth, index, length) in enumerate(drafts, 1):
+                num_given += length
+                if num_given > left:
+                    break
+                gain += worth
+                if again[index]:
+                    rest_ms -= curve[1 + again[index]]
+                else:
+                    num_plain -= 1
+                ms = curve[num * (1 + num_more)] + rest_ms + curve[num_plain]
                 if (value := gain - (rate + more * ms) * ms) > most:
-                    most, best = value, [*lengths]
-        return best
+                    most, best, num_best = value, drafts, num
+        chosen = {index: length for _, index, length in best[:num_best]}
+        lengths = [chosen.get(index, 0) for index in range(len(again))]
+        before, after = (step.milliseconds(one, curve) for one in ((), lengths))
+        gain = sum([worth for worth, _, _ in best[:num_best]])
+        pays = gain > (rate + more * (before + after)) * (after - before)
+        return lengths if pays else [0] * len(again)
 
 
 def _never_rising(values: Sequence[float]) -> list[float]:

@@ -95,7 +95,7 @@ class Controller:
         num_verified = 0
         for answer in plan.answers:
             num_verified += answer.num_verified
-        row_ms = max(0.0, expected - curve[base]) / max(1, num_verified)
+        row_ms = max(0.0, expected - step.milliseconds((), curve)) / max(1, num_verified)
         more_ms = 0.0  # excess of the step over its expected time
         if record.is_timing_reliable:
             more_ms = max(-0.5 * expected, min(0.5 * expected, record.cost_ms - expected))

@@ -207,7 +207,9 @@ class ModelDraftPlanner:
         state, cost = self.drafters[name], self.drafters[speculator].cost
         if state.probes.is_closed:
             return nothing
-        base, num_even = step.num_base_rows, step.num_slots if step.rows is Rows.PADDED else 0
+        # rows that are decoded again have passes of their own
+        base = step.num_slots if step.rows is Rows.EQUAL else step.num_base_rows
+        num_even = step.num_slots if step.rows is Rows.PADDED else 0
         plain, num = self._budget.plain_ms(step), len(slots)
         rate, more = self._budget.rates(step, plain)
         # by slot: what its draft must earn, fixed and per token of catching up

@@ -114,6 +114,8 @@ class PromptReader:
             most = share * (end - start)
             if shared.cache_kind.is_recurrent and end - start < 4 * LEAST_ROWS:
                 most = 0  # however short, a state takes as long to move as these rows would save
+            if shared.checkpoints.is_before_draft(seq_id, first):
+                return {}  # an answer whose state before it would be lost
             if first != self.lengths.get(seq_id, first if first <= most else -1):
                 return {}
             ends[seq_id] = first + end - start

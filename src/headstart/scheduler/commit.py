@@ -43,7 +43,7 @@ class Committer:
         self._shifts_context = config.context_shift
         self._most_again = 0  # rows of an answer
         if engine.rows is Rows.EQUAL:
-            self._most_again = engine.max_batch_tokens // config.parallel - 1
+            self._most_again = min(64, engine.max_batch_tokens // config.parallel - 1)
 
     def commit(self, record: StepRecord, logits: Logits) -> Iterator[Leaving]:
         """Write the sampled tokens into the record and the texts; yields sequences that leave.

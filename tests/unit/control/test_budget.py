@@ -234,6 +234,14 @@ def test_where_each_length_takes_a_pass_the_best_length_and_slots_are_taken(
     assert value(found) >= max(map(value, choices), default=value([0] * n)) - 1e-9
 
 
+@pytest.mark.parametrize("num_again", [0, 1, 8, 16, 40])
+def test_rows_decoded_again_leave_a_draft_its_length(num_again: int) -> None:
+    """They have no outputs, of which there are few."""
+    step = Step(1, 1 + num_again, 100, max_outputs=17, rows=Rows.EQUAL, again=[num_again])
+    draft = SlotDraft([0.999**n for n in range(1, 17)])
+    assert assigned(Budget(measured(dict.fromkeys(range(1, 65), 10.0))), [draft], step) == [16]
+
+
 STEP = Step(1, 1, 100)
 
 

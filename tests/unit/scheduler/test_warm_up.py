@@ -20,7 +20,7 @@ from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.warm_up import FILL, MOST_PADDING, ROUNDS, ROWS, DecodeTimer, WarmUp
 from headstart.scheduler.widths import WidthComparison, _varied
 from headstart.testing import FakeEngine
-from headstart.types import Batch, CacheKind, ContextFullError
+from headstart.types import Batch, CacheKind, Checkpoint, ContextFullError
 from headstart.types.errors import EngineError
 from headstart.types.request import Request
 from headstart.types.widths import WidthClasses
@@ -160,10 +160,10 @@ def test_a_copied_state_is_timed_when_its_memory_is_allocated() -> None:
     now, allocated = [0.0], set[int]()
 
     class Allocating(Model):
-        def keep_for_draft(self, seq_id: int) -> bool:
+        def _checkpoint_of(self, seq_id: int) -> Checkpoint:
             now[0] += 0.001 if seq_id in allocated else 0.020
             allocated.add(seq_id)
-            return super().keep_for_draft(seq_id)
+            return super()._checkpoint_of(seq_id)
 
     engine = Allocating(num_cells=4096, cache_kind=CacheKind.CHECKPOINT)
     scheduler = make_scheduler(engine, parallel=4)
