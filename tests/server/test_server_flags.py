@@ -32,7 +32,7 @@ def test_paths_begin_with_the_prefix():
         wrong = client.get("/llm/v1/chat/completions").json()["error"]["message"]
         assert wrong.startswith("/llm/v1/chat/completions does not take GET")
         unknown = client.get("/llm/v1/model").json()["error"]["message"]
-        assert " no /llm/v1/model here; did you mean /llm/v1/models? (/llm/docs and " in unknown
+        assert " no /llm/v1/model here; did you mean /llm/v1/models? (/llm/openapi.json " in unknown
 
 
 def test_it_listens_on_several_addresses_and_a_unix_socket(tmp_path: Path):
