@@ -140,9 +140,10 @@ class Committer:
             sequence.text_tokens.grow(result.emitted)
             sequence.model_tokens.grow(result.emitted)
         self._cache.cut(sequence, len(tokens) - 1)
-        num_again = sequence.num_pending - 1
-        is_kept = sequence.num_decoded == result.start and num_again <= self._most_again
-        sequence.num_again = num_again if is_kept else 0
+        if self._most_again:
+            num_again = sequence.num_pending - 1
+            is_kept = sequence.num_decoded == result.start and num_again <= self._most_again
+            sequence.num_again = num_again if is_kept else 0
 
     def _feed_stops(
         self, sequence: Sequence, emitted: tuple[int, ...], now: float
