@@ -32,7 +32,7 @@ from headstart.scheduler.step import (
 )
 from headstart.speculators import NOT_IMPORTED
 from headstart.structures.checkpoints import Data
-from headstart.types import NO_DRAFT, Draft, DraftRequest, Engine
+from headstart.types import NO_DRAFT, Draft, DraftRequest, Engine, Rows
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class Drafting:
         reading = [one.sequence for one in plan.prompts if one.sequence.leader is None]
         unread = sum([sequence.num_pending for sequence in reading])
         context = sum([len(answer.sequence.tokens) for answer in plan.answers]) // num
-        again = [answer.sequence.num_again for answer in plan.answers]
+        again = [one.sequence.num_again for one in plan.answers if plan.rows is Rows.EQUAL]
         num_rows = num + sum(again) + min(unread, plan.max_prompt_rows)
         max_rows, tile = engine.max_batch_tokens, engine.attention_tile
         if (

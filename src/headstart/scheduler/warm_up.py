@@ -98,10 +98,11 @@ class WarmUp:
         engine, timer = self._engine, self._timer
         if engine.cache_kind is CacheKind.CHECKPOINT and timer.is_done:
             kept = [seq_id for seq_id in timer.sequences if engine.keep_for_draft(seq_id)]
-            if kept and timer.fits(len(timer.sequences)):
-                timer.decode(len(timer.sequences))  # else the state is the same, and not copied
+            if not kept or not timer.fits(len(timer.sequences)):
+                return
+            timer.decode(len(timer.sequences))  # else the state is the same, and not copied
             started = self._clock()
-            if kept and engine.keep_for_draft(kept[-1]):
+            if engine.keep_for_draft(kept[-1]):
                 self._drafting.learn_copy(1000.0 * (self._clock() - started))
 
     def _compare_widths(
