@@ -39,14 +39,13 @@ def prompts(tmp_path: Path) -> Path:
 
 def test_it_starts_a_server_and_answers_the_same_prompts_in_every_way(prompts: Path, capsys):
     flags = ["--prompts", str(prompts), "--tokens", "8", "--seconds", "0", "--users", "1"]
-    flags += ["--settings", "@4;suffix@2;auto:suffix", "--svg", str(prompts.with_suffix(".svg"))]
+    flags += ["--settings", "@4;suffix@2;auto:suffix"]
     assert COMMAND([*flags, "--temperatures", "0", "--context", "1024", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     (cell,) = found["lines"]
     assert (cell["workload"], cell["users"]) == ("prompts", 1)
     assert list(cell["arms"]) == ["off", "fixed 4", "suffix@2", "auto:suffix", "auto"]
     assert sum(cell["arms"]["auto"]["shares"].values()) == pytest.approx(1.0)
-    assert "rows of a step" in prompts.with_suffix(".svg").read_text()
     assert found["control"]["cost_ms"]["rows"]
     for arm in cell["arms"].values():
         assert len(arm["rates"]) == 3
@@ -76,8 +75,6 @@ def test_any_server_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
         (["--temperatures", "nan"], "numbers from 0 on"),
         (["--temperatures", "warm"], "numbers from 0 on"),
         (["--error", "0"], "above 0"),
-        (["--svg", "/nowhere/speed.svg"], "a folder that exists"),
-        (["--svg", "/"], "must be a file"),
         (["steps", "--json"], "takes no --json"),
         (["--settings", "suffix"], "SPECULATORS@LENGTH"),
         (["--settings", "@0"], "names '@0'"),

@@ -26,7 +26,6 @@ from headstart.extras.bench.arms import (
 from headstart.extras.bench.client import Answer, Client
 from headstart.extras.bench.comparison import AUTO, OFF, Cell, Scores, compare
 from headstart.extras.bench.library import WORKLOADS, Question, make_questions, read_questions
-from headstart.extras.bench.picture import picture
 from headstart.extras.bench.tables import facts, tables
 from headstart.types.errors import ConfigError
 
@@ -80,7 +79,6 @@ class BenchOptions:
         "command lines of other servers to take turns with, separated by semicolons; --port N is "
         "appended to each",
     )
-    svg: str | None = option(None, "file to draw the speedups, acceptance and costs into")
     json: bool = option(False, "print everything as JSON")
 
 
@@ -113,12 +111,9 @@ def run(resolved: Resolved) -> int:
             client.ask_all(asked, tenant=name, temperature=0.7, max_tokens=32)
         scores = measure(clients, cells, questions, options)
         control = {} if server is None else server.control()
-    cost_ms = control.get("cost_ms", {}).get("rows", {})
     print(
         json.dumps({"lines": facts(scores), "control": control}) if options.json else tables(scores)
     )
-    if options.svg is not None:  # last, because the disk may be full
-        Path(options.svg).write_text(picture(scores, cost_ms), "utf-8")
     return 0
 
 
@@ -166,10 +161,6 @@ def read_cells(options: BenchOptions, parallel: int, origin: str) -> list[Cell]:
     """
     if options.error <= 0.0:
         raise ConfigError("--error must be above 0")
-    if options.svg is not None:
-        file = Path(options.svg).absolute()
-        if file.is_dir() or not file.parent.is_dir():
-            raise ConfigError(f"--svg {options.svg} must be a file in a folder that exists")
     if options.prompts is not None:
         names = ["prompts"]
     else:

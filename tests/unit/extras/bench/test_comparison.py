@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Sequence
 from random import Random
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from benchmarks.lib.curves import CostCurve
@@ -17,7 +16,6 @@ from headstart.extras.bench.client import Answer
 from headstart.extras.bench.command import BenchOptions, measure
 from headstart.extras.bench.comparison import AUTO, LEAST_ROUNDS, OFF, Cell, Scores, bases, compare
 from headstart.extras.bench.library import Question
-from headstart.extras.bench.picture import picture
 from headstart.extras.bench.report import MeanRatio, standard_error, table_head, table_row
 from headstart.extras.bench.steps import break_even, time_steps
 from headstart.extras.bench.tables import verdicts
@@ -145,17 +143,6 @@ def test_the_baseline_is_the_best_that_can_be_set_by_hand() -> None:
     assert scores[AUTO].rows_per_token == pytest.approx(22 / 20)
     assert scores[AUTO].shares == pytest.approx({"target": 0.9, "draft": 0.1, "other": 0.0})
     assert scores[AUTO].acceptance == [(12.0, 9.0)]
-
-
-def test_a_picture_shows_every_line_curve_and_price() -> None:
-    scores = Machine(**{"off": 1.0, "fixed 4": 0.7, "auto": 0.5, "other": 0.8}).compare(seconds=0)
-    svg = ElementTree.fromstring(picture(scores, {"1": 10.0, "2": 11.5, "48": 100.0}))
-    words = ["".join(one.itertext()) for one in svg.findall("{*}text")]
-    assert {"edit, 0, 2 users", "auto", "best by hand", "best other", "share accepted"} <= {*words}
-    assert len([*svg.findall("{*}polyline")]) == 2
-    assert len([*svg.findall("{*}circle")]) == 3 + 3 + 1 + 2  # legend, ratios, acceptance, rows
-    assert 0 < picture(scores, {}).count("polyline") < 2
-    assert "edit, 0, 2 users" in picture(Machine(url=1.0).compare(seconds=0), {})
 
 
 def test_the_error_of_many_values_is_the_standard_error() -> None:
