@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import Any
 
 from headstart.app.cli.arguments import LLAMA_SERVERS, PREFIX
 from headstart.app.cli.resolve import Resolved
@@ -48,43 +45,6 @@ def read_settings(text: str) -> dict[str, Fields]:
     return arms
 
 
-@contextmanager
-def workplace() -> Iterator[tuple[Path, ExitStack]]:
-    """A temporary folder, and a stack of servers that end before it is removed.
-
-    It is removed also if SIGTERM or SIGHUP ends us: the settings in it may have a token of the hub.
-    """
-    before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
-    stack, again = ExitStack(), list[threading.Timer]()
-
-    def handle(handler: Any) -> None:
-        for one, earlier in before.items():
-            signal.signal(one, signal.SIG_IGN if earlier is signal.SIG_IGN else handler)  # nohup
-
-    def end(number: int, frame: object) -> NoReturn:
-        handle(signal.SIG_IGN)
-        stack.close()  # then no thread waits for an answer
-        handle(end)
-        # callbacks, such as those of a fork, swallow what is raised in them
-        again.append(threading.Timer(0.5, os.kill, (os.getpid(), number)))
-        again[-1].daemon = True
-        again[-1].start()
-        raise SystemExit(128 + number)
-
-    handle(end)
-    try:
-        with TemporaryDirectory() as name, stack:
-            try:
-                yield Path(name), stack
-            finally:
-                handle(signal.SIG_IGN)
-    finally:
-        for timer in again:
-            timer.cancel()
-        for one, handler in before.items():
-            signal.signal(one, handler)
-
-
 def open_url(url: str, key: str) -> dict[str, Client]:
     """A server that runs already, with the first model that it has."""
     client = Client(url.rstrip("/").removesuffix("/v1"), key)
@@ -107,7 +67,7 @@ def open_server(resolved: Resolved, slots: int, folder: Path, stack: ExitStack) 
             "--model or --hf-repo"
         )
     settings = folder / "settings.toml"
-    lines = resolved.given_lines(leave_out=("api_key", "spec", "models_preset"))
+    lines = resolved.given_lines(leave_out=("api_key", "hf_token", "spec", "models_preset"))
     settings.write_text("\n".join(lines), "utf-8")
     prefixes, cache = (PREFIX, LLAMA_SERVERS), PREFIX + "CACHE"
     environment = {  # whose settings are in the file, if they apply
@@ -115,6 +75,8 @@ def open_server(resolved: Resolved, slots: int, folder: Path, stack: ExitStack) 
         for name, text in os.environ.items()
         if name == cache or not name.startswith(prefixes)
     }
+    if token := values["hf_token"]:  # the file stays if a signal ends us
+        environment[PREFIX + "HF_TOKEN"] = str(token)
     command = [*HEADSTART, "serve", "--config", str(settings), "--api-key", _KEY]
     command += ["--tenant-header", TENANT_HEADER, "--log-level", "warning", "--spec", "auto"]
     if resolved.origins["parallel"] == "default":

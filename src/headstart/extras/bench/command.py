@@ -6,8 +6,10 @@ import json
 import math
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from headstart.app.cli.command import Command
@@ -16,13 +18,7 @@ from headstart.app.cli.resolve import Resolved
 from headstart.app.cli.settings import settings_of
 from headstart.config import option
 from headstart.extras.bench import steps
-from headstart.extras.bench.arms import (
-    open_others,
-    open_server,
-    open_url,
-    read_settings,
-    workplace,
-)
+from headstart.extras.bench.arms import open_others, open_server, open_url, read_settings
 from headstart.extras.bench.client import Answer, Client
 from headstart.extras.bench.comparison import AUTO, OFF, Cell, Scores, compare
 from headstart.extras.bench.library import WORKLOADS, Question, make_questions, read_questions
@@ -93,7 +89,8 @@ def run(resolved: Resolved) -> int:
     settings = read_settings(lengths if options.settings is None else options.settings)
     questions = None if options.prompts is None else read_questions(Path(options.prompts))
     most_users = max(cell.users for cell in cells)
-    with workplace() as (folder, stack):
+    with TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
         if options.url is not None:
             server = None
             clients = open_url(options.url, str(resolved.values["api_key"] or ""))
