@@ -106,7 +106,8 @@ def train(model: LanguageModel, rows: Sequence[Row], seconds: float) -> Tuned:
                 best, weights = accepted, _copied(model)
         if now - told > 20.0:
             told, left = now, max(0.0, (now - started) * (1.0 / progress - 1.0))
-            _tell(f"step {step}: loss {average:.3f}, {best:.1%} accepted at best, {left:.0f} s left")
+            known = f"loss {average:.3f}, {best:.1%} accepted at best"
+            _tell(f"step {step}: {known}, {left:.0f} s left")
     return weights, {
         "steps": step,
         "seconds": round(time.monotonic() - started, 1),

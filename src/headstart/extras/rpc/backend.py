@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_size_t, c_void_p, cast
 from pathlib import Path
@@ -101,47 +102,26 @@ def notice_silence(wants: Callable[[socket.socket], bool]) -> int:
     """Set a timeout of SILENT_SECONDS on this process's TCP sockets.
 
     Without it a decode would wait forever for a machine that lost power. Accepted connections
-    inherit the options of a listening socket. Returns the number of sockets.
+    inherit the options of a listening socket. Returns the number of sockets: none but on Linux.
     """
     count = 0
-    for sock in _own_sockets():
-        with sock:
+    for name in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
+        try:
+            sock = socket.socket(fileno=int(name))
+        except OSError:  # another kind of file, or closed by now
+            continue
+        try:
             if sock.family != socket.AF_INET or sock.type != socket.SOCK_STREAM or not wants(sock):
                 continue
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in (
-                ("TCP_KEEPIDLE", 10),
-                ("TCP_KEEPINTVL", 10),
-                ("TCP_KEEPCNT", SILENT_SECONDS // 10),
-                ("TCP_USER_TIMEOUT", 1000 * SILENT_SECONDS),
-            ):
-                if hasattr(socket, option):
-                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, SILENT_SECONDS // 10)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * SILENT_SECONDS)
             count += 1
+        finally:
+            sock.detach()  # it stays open
     return count
-
-
-def _own_sockets() -> list[socket.socket]:
-    """Duplicates of this process's sockets; empty if the system does not list them."""
-    sockets, seen = [], set()
-    try:
-        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
-    except OSError:
-        return []
-    for number in numbers:
-        try:
-            copy = os.dup(number)
-        except OSError:
-            continue
-        if (inode := os.fstat(copy).st_ino) in seen:  # a copy that was made here
-            os.close(copy)
-            continue
-        seen.add(inode)
-        try:
-            sockets.append(socket.socket(fileno=copy))
-        except OSError:
-            os.close(copy)
-    return sockets
 
 
 def plugin_folder() -> Path:
