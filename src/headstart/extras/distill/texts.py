@@ -55,11 +55,7 @@ class RecordedText:
         }
         if "logit_bias" in sampling:
             sampling["logit_bias"] = list(sampling["logit_bias"].items())
-        size = 8192  # of pieces, between which the engine gets the interpreter
-        tokens = (
-            b"".join(array("i", ids[i : i + size]).tobytes() for i in range(0, len(ids), size))
-            for ids in (self.prompt, self.answer)
-        )
+        tokens = map(_bytes, (self.prompt, self.answer))
         return self.recorded, self.model, self.tenant, *tokens, json.dumps(sampling)
 
     @classmethod
@@ -248,7 +244,7 @@ def _shingles(tokens: Sequence[int]) -> set[bytes]:
 
 
 def _bytes(tokens: Sequence[int]) -> bytes:
-    return np.asarray(tokens, np.int32).tobytes()
+    return array("i", tokens).tobytes()
 
 
 def num_looping(tokens: Sequence[int]) -> int:

@@ -41,8 +41,7 @@ class Replica:
     """The state of one server, and the requests that this balancer has sent to it."""
 
     backend: Backend
-    is_healthy: bool = True  # unless a poll failed
-    why_not: str = ""  # why it is unhealthy
+    why_not: str = ""  # why it is unhealthy, if a poll failed
     is_draining: bool = False
     reported: Load = field(default_factory=Load)  # by the replica, last, for all its clients
     num_reported_own: int = 0  # requests of this balancer in that report
@@ -59,8 +58,8 @@ class Replica:
         return self.backend.name
 
     @property
-    def takes_requests(self) -> bool:
-        return self.is_healthy and not self.is_draining
+    def is_healthy(self) -> bool:
+        return not self.why_not
 
     def load(self) -> Load:
         """The current load: its last report plus the requests sent since."""
@@ -86,13 +85,13 @@ class Replica:
             self.prefixes = Prefixes()
         self.started_at = started_at
         self.reported, self.num_reported_own = reported, len(self.flights)
-        self.is_healthy, self.why_not = True, ""
+        self.why_not = ""
 
     def lose(self, reason: str) -> None:
         """Send it nothing until it answers a poll again."""
         if self.is_healthy:
             log.warning("%s takes no requests: %s", self.name, reason)
-        self.is_healthy, self.why_not = False, reason
+        self.why_not = reason
 
     def describe(self) -> dict[str, Any]:
         """The state as JSON, for display."""
@@ -133,7 +132,7 @@ class Fleet:
         self.replicas[backend.name] = Replica(backend, prices=prices)
 
     def available(self) -> list[Replica]:
-        return [one for one in self.replicas.values() if one.takes_requests]
+        return [one for one in self.replicas.values() if one.is_healthy and not one.is_draining]
 
     def order(self, asked: Asked) -> list[Replica]:
         """The replicas to try, best first; empty while there is none. A stored response may be of

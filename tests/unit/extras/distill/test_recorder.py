@@ -14,12 +14,10 @@ from unittest.mock import Mock
 
 import pytest
 from tests.harness import Model, make_requests, make_scheduler, run, submit_all
-from tests.planted import noted
 
 from headstart.app.cli.main import main
 from headstart.app.demo import TARGET, path
 from headstart.config import RecordingConfig
-from headstart.extras.distill import texts
 from headstart.extras.distill.recorder import TextRecorder
 from headstart.extras.distill.texts import (
     FILE,
@@ -264,11 +262,3 @@ def test_a_tenant_that_records_much_has_its_own_texts_deleted_first(tmp_path: Pa
     tenants = [one.tenant for one in read_texts(tmp_path, MODEL)]
     assert tenants.count("quiet") == 1
     assert 6 < tenants.count("loud") < 40
-
-
-def test_no_single_call_writes_all_tokens_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = noted(monkeypatch, texts, "array")  # which lets no thread run until it is over
-    long = text(1.0, list(range(50_000)), list(range(500)))
-    row = long.row()
-    assert max(len(tokens) for _, tokens in calls) < 10_000
-    assert RecordedText.of(row) == long

@@ -19,7 +19,7 @@ from headstart.gateway.balancer import health, routing
 from headstart.gateway.balancer.app import create_app
 from headstart.gateway.balancer.fleet import Fleet, Replica
 from headstart.gateway.balancer.options import BalancerOptions, RoutingOptions
-from headstart.gateway.balancer.policy import Prices
+from headstart.gateway.balancer.policy import Load, Prices
 from headstart.gateway.proxy import Backend
 from headstart.types.errors import ConfigError
 
@@ -311,7 +311,7 @@ async def test_a_stored_response_of_an_unhealthy_replica_is_not_called_unknown()
         answer = await client.get("/v1/responses/resp-1")
         assert answer.status_code == 503
         assert "no backend that has this response is healthy" in answer.text
-        fleet.replicas["b0"].is_healthy = True
+        fleet.replicas["b0"].hear(Load())
         assert (await client.get("/v1/responses/resp-1")).status_code == 404
 
 
