@@ -73,7 +73,7 @@ def row_of(text: RecordedText, best: Best | None = None) -> Row:
     return Row(tokens[cut:], start, text.sampling.temperature, best)
 
 
-def train(model: LanguageModel, rows: Sequence[Row], seconds: float) -> Tuned:
+def train(model: LanguageModel, rows: list[Row], seconds: float) -> Tuned:
     """Train until time or epochs are spent; the weights with most tokens accepted are kept."""
     num_checked = max(1, int(0.1 * len(rows)))  # of the last texts
     checked, rows = rows[-num_checked:], rows[:-num_checked] or rows
@@ -120,7 +120,7 @@ def _tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _batch(rows: Sequence[Row], random: np.random.Generator) -> list[Row]:
+def _batch(rows: list[Row], random: np.random.Generator) -> list[Row]:
     """A batch of texts of similar length, to minimize padding."""
     first = rows[random.integers(len(rows))]
     size = max(1, BATCH_TOKENS // len(first.tokens))
