@@ -11,9 +11,9 @@
         tunes the demo draft model on the latest so many tokens of the earlier answers, and proves
         it on the later ones; there the steps cost what --curve and --round say
 
-What must not be promoted is learned with a second word: `shuffled` answers behind prompts of others,
-texts of `another` (--others DIR), and `duplicates` of the tests, which are left out of what is
-learned from.
+What must not be promoted is learned with a second word: `shuffled` answers behind prompts of
+others, texts of `another` (--others DIR), and `duplicates` of the tests, which are left out of what
+is learned from.
 """
 
 from __future__ import annotations
