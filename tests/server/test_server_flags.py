@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
@@ -16,7 +16,7 @@ from tests.server.fake_worker import FakeWorker
 from tests.server.serving import served_model, serving
 
 from headstart.config import SamplingConfig, ServerConfig
-from headstart.server.listen import StoppableServer, serve, take_port
+from headstart.server.listen import serve, take_port
 from headstart.server.sampling import request_defaults
 from headstart.server.service import ServedModel
 from headstart.types.errors import ConfigError, ModelError
@@ -35,13 +35,22 @@ def test_paths_begin_with_the_prefix():
         assert " no /llm/v1/model here; did you mean /llm/v1/models? (/llm/openapi.json " in unknown
 
 
-def test_it_listens_on_several_addresses_and_a_unix_socket(tmp_path: Path):
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """The process that serves ends, and keeps its handlers of signals until then."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_it_listens_on_a_unix_socket(tmp_path: Path):
     path = tmp_path / "h.sock"
     stale = socket.socket(socket.AF_UNIX)
     stale.bind(str(path))  # nobody listens: what a killed server leaves behind
     stale.close()
     announced = threading.Event()
-    config = ServerConfig(host=f"127.0.0.1,{path}", port=0)
+    config = ServerConfig(host=str(path))
     worker = FakeWorker()
     thread = threading.Thread(
         target=serve,
@@ -153,23 +162,7 @@ def test_sockets_name_their_protocol_so_that_tokens_are_sent_at_once():
         assert listener.proto == socket.IPPROTO_TCP
 
 
-async def test_an_idle_server_looks_once_a_second_whether_to_end_and_ends_when_it_is_told():
-    server, looks = StoppableServer(uvicorn.Config(print), None, None), []
-
-    async def look(counter: int) -> bool:
-        looks.append(counter)
-        return server.should_exit
-
-    server.on_tick = look
-    running = asyncio.create_task(server.main_loop())
-    await asyncio.sleep(0.15)
-    assert len(looks) == 1
-    server.should_exit = True
-    await asyncio.wait_for(running, 0.5)
-
-
 def test_serving_ends_with_the_reason_when_the_model_cannot_be_loaded(caplog):
-    before = signal.getsignal(signal.SIGTERM)
     worker, announced = FakeWorker(), []
     worker.start_error = ModelError("draft.gguf is truncated")
     with pytest.raises(ModelError, match="truncated"):
@@ -183,7 +176,6 @@ def test_serving_ends_with_the_reason_when_the_model_cannot_be_loaded(caplog):
     assert worker.is_closed
     assert announced == []
     assert "truncated" not in caplog.text  # whoever gets the exception prints it
-    assert signal.getsignal(signal.SIGTERM) is before  # children would inherit that it is ignored
 
 
 def test_the_address_is_announced_once_requests_can_be_answered_and_ctrl_c_is_no_failure():
@@ -197,14 +189,9 @@ def test_the_address_is_announced_once_requests_can_be_answered_and_ctrl_c_is_no
         announced.append((url, list(loaded)))
         signal.raise_signal(signal.SIGINT)
 
-    # a shell's background job ignores it; the server ends with both ignored, as its process would
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        serve(ServerConfig(port=0), worker, load, announce, ())
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)  # children of other tests would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    serve(ServerConfig(port=0), worker, load, announce, ())
+    signal.raise_signal(signal.SIGINT)  # impatient: the process ends already
     [(url, loaded_before)] = announced
     assert url.startswith("http://127.0.0.1:")
     assert loaded_before == ["ready"]

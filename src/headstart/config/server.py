@@ -13,8 +13,7 @@ class ServerConfig:
     """The HTTP side."""
 
     host: str = option(
-        "127.0.0.1",
-        "addresses to listen on, separated by commas; one that ends in .sock is a Unix socket",
+        "127.0.0.1", "address to listen on; one that ends in .sock is a Unix socket"
     )
     port: int = option(8080, "port to listen on; 0 picks a free one", least=0, most=65535)
     reuse_port: bool = option(False, "let other processes listen on the same port")

@@ -119,15 +119,13 @@ def _warn(extras: Sequence[Extra], server: ServerConfig) -> None:
     risks = [risk for extra in extras for risk in extra.risks]
     if not risks:
         return
-    hosts = [host.strip() for host in server.host.split(",")]
-    here = ("127.0.0.1", "::1", "localhost")
-    is_open = not all(host in here or host.endswith(".sock") for host in hosts)
+    is_here = server.host in ("127.0.0.1", "::1", "localhost") or server.host.endswith(".sock")
     has_key = bool(server.api_key or server.api_key_file)
     log.warning(
         "security: %s on. Every user of this server acts on this machine as its user%s",
         ", ".join(risks) + (" are" if len(risks) > 1 else " is"),
         "; it listens beyond this machine WITHOUT an API key: set --api-key, or --host 127.0.0.1"
-        if is_open and not has_key
+        if not (is_here or has_key)
         else "",
     )
 

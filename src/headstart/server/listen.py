@@ -1,17 +1,15 @@
-"""Runs the app on its ports until a signal, or until loading the model fails."""
+"""Runs the app on its port until a signal, or until loading the model fails."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import signal
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -32,8 +30,6 @@ from headstart.structures.system import is_unix_socket, switch_threads_often, un
 from headstart.types.errors import ConfigError
 from headstart.types.worker import Worker
 
-log = logging.getLogger(__name__)
-
 SHUTDOWN_SECONDS = 5  # for running answers after SIGTERM or Ctrl-C
 
 
@@ -44,8 +40,8 @@ def serve(
     announce: Callable[[str, dict[str, Any]], None],
     extras: Sequence[Extra],
 ) -> None:
-    """Serve until stopped; `announce` gets the first address, and the model as /v1/models lists it,
-    once requests can be answered.
+    """Serve until stopped; `announce` gets the address, and the model as /v1/models lists it, once
+    requests can be answered.
 
     Raises:
         ConfigError, ModelError: the port cannot be taken, or model or worker cannot be loaded.
@@ -56,8 +52,6 @@ def serve(
 
     def on_loaded(error: Exception | None) -> None:
         if error is None:
-            for address in addresses[1:]:
-                log.info("listening on %s as well", address)
             announce(addresses[0], model_entry(service))
         else:
             failures.append(error)
@@ -71,28 +65,32 @@ def serve(
 
     service = app.state.service
     server = StoppableServer(uvicorn_config(app, config), stop, service.close, worker.kill)
-    run(server, config, addresses.extend)
+    run(server, config, addresses.append)
     if failures:
         raise failures[0]
 
 
-def run(
-    server: uvicorn.Server, config: ServerConfig, announce: Callable[[Sequence[str]], None]
-) -> None:
-    """Serve until stopped; `announce` is called with the addresses once the ports are taken.
+def run(server: uvicorn.Server, config: ServerConfig, announce: Callable[[str], None]) -> None:
+    """Serve until stopped; `announce` is called with the address once the port is taken.
 
     Raises:
-        ConfigError: a port cannot be taken, or a file with keys or certificates not be read.
+        ConfigError: the port cannot be taken, or a file with keys or certificates not be read.
     """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        server.should_exit = True
+
     load_keys(config)
     _read_certificate(config)
     switch_threads_often()  # threads that read bodies and prompts
-    with ExitStack() as stack:
-        listeners = take_ports(config, stack)
-        stack.enter_context(stopping_is_no_failure(server))
+    with take_port(config) as listener:
+        if threading.current_thread() is threading.main_thread():  # no other may set handlers
+            # uvicorn raises its signals again after its shutdown, and stopping is no failure
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, stop)
         scheme = "https" if config.ssl_cert_file else "http"
-        announce([address_of(one, scheme) + config.api_prefix for one in listeners])
-        server.run(sockets=listeners)
+        announce(address_of(listener, scheme) + config.api_prefix)
+        server.run(sockets=[listener])
 
 
 def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
@@ -138,25 +136,8 @@ class StoppableServer(uvicorn.Server):
         end: Callable[[], Awaitable[None]],
         kill: Callable[[], None] = lambda: None,
     ) -> None:
-        self._told = asyncio.Event()
         super().__init__(config)
         self._stop, self._end, self._kill = stop, end, kill
-
-    @property
-    def should_exit(self) -> bool:
-        return self._told.is_set()
-
-    @should_exit.setter
-    def should_exit(self, value: bool) -> None:
-        if value:
-            self._told.set()
-
-    async def main_loop(self) -> None:
-        """Wait for `should_exit`; uvicorn looks ten times a second, as much work as five tokens."""
-        while not await self.on_tick(0):  # which also updates the date that answers carry
-            with suppress(TimeoutError):
-                async with asyncio.timeout(1):
-                    await self._told.wait()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
@@ -176,73 +157,14 @@ class StoppableServer(uvicorn.Server):
         await self._end()
 
 
-@contextmanager
-def stopping_is_no_failure(server: uvicorn.Server) -> Iterator[None]:
-    """End with exit code 0 on SIGTERM and Ctrl-C, which uvicorn raises again after its shutdown."""
-    # only the main thread may set signal handlers
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    has_come = False
-
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal has_come
-        server.should_exit = has_come = True
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            # only if the process is ending, because children inherit an ignored signal
-            signal.signal(number, signal.SIG_IGN if has_come else handler)
-
-
-def take_ports(config: ServerConfig, stack: ExitStack) -> list[socket.socket]:
-    """Listen on all configured addresses; `stack` closes them.
-
-    Raises:
-        ConfigError: an address is in use or does not belong to this machine.
-    """
-    hosts = [host.strip() for host in config.host.split(",") if host.strip()]
-    listeners = []
-    for host in hosts:
-        if host.endswith(".sock"):
-            listeners.append(stack.enter_context(_take_socket_file(Path(host))))
-        else:
-            one = replace(config, host=host)
-            listeners.append(stack.enter_context(take_port(one, only_ipv6=len(hosts) > 1)))
-    return listeners
-
-
-@contextmanager
-def _take_socket_file(path: Path) -> Iterator[socket.socket]:
-    """Listen on a Unix socket; replaces a stale one."""
-    listener = unix_socket()
-    try:
-        if path.is_socket() and listener.connect_ex(str(path)):
-            path.unlink()
-            listener.close()
-            listener = unix_socket()
-        listener.bind(str(path))
-        listener.listen()
-    except OSError as error:
-        listener.close()
-        reason = error.strerror or str(error)
-        raise ConfigError(f"cannot listen on {path}: {reason}; choose another --host") from error
-    try:
-        yield listener
-    finally:
-        listener.close()
-        path.unlink(missing_ok=True)
-
-
-def take_port(config: ServerConfig, *, only_ipv6: bool = False) -> socket.socket:
+def take_port(config: ServerConfig) -> socket.socket:
     """Listen on the configured address.
 
     Raises:
         ConfigError: it is in use or does not belong to this machine.
     """
+    if config.host.endswith(".sock"):
+        return _take_socket_file(Path(config.host))
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     # asyncio sets TCP_NODELAY only on sockets that name their protocol; without it a token takes 40
     # ms
@@ -251,8 +173,6 @@ def take_port(config: ServerConfig, *, only_ipv6: bool = False) -> socket.socket
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if config.reuse_port:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if only_ipv6 and family == socket.AF_INET6:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind((config.host, config.port))
         listener.listen()  # uvicorn lengthens the queue of connections
         return listener
@@ -264,6 +184,23 @@ def take_port(config: ServerConfig, *, only_ipv6: bool = False) -> socket.socket
             f"cannot listen on {config.host} port {config.port}: {error.strerror or error}; choose "
             f"another {other}"
         ) from error
+
+
+def _take_socket_file(path: Path) -> socket.socket:
+    """Listen on a Unix socket; replaces a stale one."""
+    listener = unix_socket()
+    try:
+        if path.is_socket() and listener.connect_ex(str(path)):
+            path.unlink()
+            listener.close()
+            listener = unix_socket()
+        listener.bind(str(path))
+        listener.listen()
+        return listener
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or str(error)
+        raise ConfigError(f"cannot listen on {path}: {reason}; choose another --host") from error
 
 
 def _read_certificate(config: ServerConfig) -> None:

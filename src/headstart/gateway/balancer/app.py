@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 
 import uvicorn
@@ -133,7 +133,7 @@ def serve(options: BalancerOptions, config: Config) -> None:
     count = len(fleet.replicas)
     servers = f"{count} server{'s' * (count > 1)}"
 
-    def announce(urls: Sequence[str]) -> None:
-        print(f"Headstart listens on {urls[0]}. It passes requests to {servers}.", flush=True)
+    def announce(url: str) -> None:
+        print(f"Headstart listens on {url}. It passes requests to {servers}.", flush=True)
 
     run(uvicorn.Server(settings), config.server, announce)

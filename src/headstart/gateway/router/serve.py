@@ -54,7 +54,7 @@ def serve(
         await extra_routes.close(extras)
 
     server = StoppableServer(uvicorn_config(app, config.server), stop, pool.close)
-    run(server, config.server, lambda urls: _announce(urls, presets))
+    run(server, config.server, lambda url: _announce(url, presets))
     return 0
 
 
@@ -67,15 +67,14 @@ def _check_startup(presets: Sequence[ModelPreset], max_models: int) -> None:
         )
 
 
-def _announce(urls: Sequence[str], presets: Sequence[ModelPreset]) -> None:
+def _announce(url: str, presets: Sequence[ModelPreset]) -> None:
+    print(f"Headstart listens on {url} and serves these models by name:\n")
     names = [one.name for one in presets if not one.is_hidden]
-    for url in urls:
-        print(f"Headstart listens on {url} and serves these models by name:\n")
-        for name in names:
-            print(f"  {name}")
-        if not names:
-            print("  none was found; --models-dir names a folder, --models-preset a file with them")
-        print(flush=True)
+    for name in names:
+        print(f"  {name}")
+    if not names:
+        print("  none was found; --models-dir names a folder, --models-preset a file with them")
+    print(flush=True)
 
 
 async def estimate(free: dict[str, int], preset: ModelPreset) -> Estimate:
