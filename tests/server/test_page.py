@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import gzip
 import hashlib
 import json
 import re
 from pathlib import Path
 
 import pytest
-from tests.planted import noted
 from tests.server.serving import serving
 
 from headstart.config import ServerConfig
-from headstart.server import page
 from headstart.server.page import OUR_PAGE, page_files
 from headstart.types.errors import ConfigError
 
@@ -37,27 +33,7 @@ def test_unchanged_files_are_not_sent_again(client):
     tag = client.get("/css/base.css").headers["etag"]
     again = client.get("/css/base.css", headers={"If-None-Match": tag})
     assert (again.status_code, again.content) == (304, b"")
-    assert (again.headers["etag"], again.headers["vary"]) == (tag, "Accept-Encoding")
-
-
-def test_a_file_is_compressed_once_and_sent_as_each_client_takes_it(monkeypatch):
-    packed = noted(monkeypatch, gzip, "compress")
-    with serving() as client:
-        answers = [
-            client.request(method, "/js/main.js", headers={"Accept-Encoding": coding})
-            for coding in ("gzip, deflate", "identity") * 2
-            for method in ("GET", "HEAD")
-        ]
-    data = (OUR_PAGE / "js/main.js").read_bytes()
-    assert packed == [(data,)]
-    for answer, head in zip(answers[::2], answers[1::2], strict=True):
-        assert (answer.content, head.content) == (data, b"")
-        assert answer.headers["vary"] == "Accept-Encoding"
-        del answer.headers["date"], head.headers["date"]
-        assert answer.headers == head.headers
-    codings = [answer.headers.get("content-encoding") for answer in answers[::2]]
-    assert codings == ["gzip", None] * 2
-    assert int(answers[0].headers["content-length"]) < len(data) / 2
+    assert again.headers["etag"] == tag
 
 
 def test_a_file_that_changes_is_sent_anew_and_one_that_goes_is_not_found(tmp_path):
@@ -72,42 +48,11 @@ def test_a_file_that_changes_is_sent_anew_and_one_that_goes_is_not_found(tmp_pat
         assert client.get("/").status_code == 404
 
 
-def test_a_part_of_a_file_and_a_large_file_are_read_when_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(page, "MOST_BYTES_KEPT", 20)
+def test_a_part_of_a_file_is_sent_alone(tmp_path):
     (tmp_path / "small.txt").write_text("0123456789")
-    (tmp_path / "large.txt").write_text("0123456789" * 10)
-    monkeypatch.setattr(page, "_read", lambda *_: pytest.fail("it is read whole"))
     with serving(config=ServerConfig(path=str(tmp_path))) as client:
         part = client.get("/small.txt", headers={"Range": "bytes=2-4"})
-        assert (part.status_code, part.text) == (206, "234")
-        assert client.get("/large.txt").text == "0123456789" * 10
-
-
-def test_files_are_compressed_up_to_4_mib_and_not_on_the_event_loop(tmp_path, monkeypatch):
-    loops = noted(monkeypatch, gzip, "compress", note=lambda *_: asyncio._get_running_loop())
-    for size in (0, 1):
-        (tmp_path / f"{size}.js").write_bytes(b"a" * (4 * 2**20 + size))
-    with serving(config=ServerConfig(path=str(tmp_path))) as client:
-        answers = [client.get(url, headers={"Accept-Encoding": "gzip"}) for url in ("0.js", "1.js")]
-    assert [one.headers.get("content-encoding") for one in answers] == ["gzip", None]
-    assert loops == [None]
-
-
-def test_files_are_kept_in_memory_up_to_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(page, "MOST_BYTES_IN_ALL", 250)
-    files = [tmp_path / f"{name}.txt" for name in "abcd"]
-    for file in files:
-        file.write_text(file.name * 10)
-    read = noted(monkeypatch, page, "_read", note=lambda file, _: file.stem)
-    with serving(config=ServerConfig(path=str(tmp_path))) as client:
-        for file in (*files, *files):
-            assert client.get(f"/{file.name}").text == file.name * 10
-        assert read == ["a", "b"]
-        files[0].unlink()
-        assert client.get("/a.txt").status_code == 404
-        for _ in range(2):
-            assert client.get("/c.txt").text == "c.txt" * 10
-        assert read == ["a", "b", "c"]
+    assert (part.status_code, part.text) == (206, "234")
 
 
 @pytest.mark.parametrize(

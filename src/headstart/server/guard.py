@@ -22,7 +22,7 @@ from headstart.server import errors, extra_routes
 from headstart.server.connections import affordable
 from headstart.server.errors import INERT, ApiError, error_response
 from headstart.server.extra_routes import Extra
-from headstart.server.page import POLICY, Page, page_files
+from headstart.server.page import POLICY, page, page_files
 from headstart.server.routing import prefixed
 from headstart.server.websites import ANY, WebsitePolicy
 from headstart.structures import tenants
@@ -47,7 +47,7 @@ def install(
     app.router.redirect_slashes = False
     app.add_middleware(Guard, config=config, why_not_ready=why_not_ready)
     policy = POLICY if config.path is None else None  # pages of --path have their own
-    app.add_middleware(Page, files=page_files(config), policy=policy)
+    app.add_middleware(page, files=page_files(config), policy=policy)
     extra_routes.install(extras, app)
     if config.api_prefix:
         app.add_middleware(prefixed, prefix=config.api_prefix.rstrip("/"))
