@@ -331,8 +331,8 @@ def _start(folder: Path, stack: ExitStack, has_images: bool) -> dict[str, Client
     tools = ["--tools", ",".join(TOOLS[:3]), "--ui-mcp-proxy"]
     # bounded, so that what grows beside texts and prompts is seen
     bounds = ["--cache-ram", "16", "--spec-suffix-corpus-tokens", "20000"]
-    bounds += ["--cache-disk", "64", "--tenant-responses", "20", "--tenant-compile-seconds", "5"]
-    slots = ["--slot-save-path", str(folder), "--tenant-slot-files", "5"]
+    bounds += ["--cache-disk", "64", "--tenant-responses-mb", "1", "--tenant-compile-seconds", "5"]
+    slots = ["--slot-save-path", str(folder), "--tenant-slot-files-mb", "5"]
     kinds = {
         "server": ["serve", *common, "--context", str(CONTEXT), *tools, *slots, *bounds, "--props"],
         "router": ["serve", *quiet, *keys, "--models-preset", str(folder / "models.ini"), *tools],

@@ -273,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = [sys.executable, "-m", "benchmarks.lib.watched", "serve", "--exact"]
         # bounded, so that what grows beside the prompts in main memory is seen
         command += ["--context", str(CONTEXT), "--threads", "1", "--cache-ram", "256", *flags]
-        command += ["--api-key", ",".join((*POLITE, GREEDY)), "--tenant-slot-files", "20"]
+        command += ["--api-key", ",".join((*POLITE, GREEDY)), "--tenant-slot-files-mb", "20"]
         command += ["--slot-save-path", str(folder / "slots")]
         environment = os.environ | {"HEADSTART_CACHE": name}
         with running(command, log, POLITE[0], environment) as client:

@@ -233,23 +233,21 @@ def test_a_single_tenants_files_are_in_the_folder_itself(tmp_path, key, headers)
     assert [one.name for one in tmp_path.iterdir()] == ["it"]
 
 
-def test_new_names_are_limited_and_old_ones_are_not(tmp_path):
-    with serving(SlotWorker(), config(tmp_path, api_key="a,b", tenant_slot_files=2)) as client:
+def test_the_bytes_of_each_tenant_are_limited_whatever_is_saved_over(tmp_path):
+    with serving(SlotWorker(), config(tmp_path, api_key="a,b", tenant_slot_files_mb=2)) as client:
         a, b = {"x-api-key": "a"}, {"x-api-key": "b"}
         assert [act(client, "save", name, **a).status_code for name in "123"] == [200, 200, 429]
-        message = act(client, "save", "3", **a).json()["error"]["message"]
-        assert "you have 2 slot files and may have 2" in message
-        assert "--tenant-slot-files" in message
+        assert "2 MiB" in act(client, "save", "3", **a).json()["error"]["message"]
         assert act(client, "save", "2", **a).status_code == 200
         assert act(client, "save", "3", **b).status_code == 200
     assert len(list(tmp_path.glob("*/*"))) == 3
 
 
-def test_bytes_are_limited(tmp_path):
+def test_a_small_file_counts_as_a_mib(tmp_path):
+    for name in "12":
+        (tmp_path / name).touch()
     with serving(SlotWorker(), config(tmp_path, tenant_slot_files_mb=2)) as client:
-        assert [act(client, "save", name).status_code for name in "123"] == [200, 200, 429]
-        assert "2 MiB" in act(client, "save", "3").json()["error"]["message"]
-        assert act(client, "save", "1").status_code == 200
+        assert act(client, "save", "3").status_code == 429
 
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}

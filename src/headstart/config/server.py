@@ -87,23 +87,16 @@ class ServerConfig:
         "header in which a proxy with the API key names the tenant of a request. Default: each "
         "key is a tenant",
     )
-    tenant_slot_files: int = option(
-        1000,
-        "files that one tenant may have in --slot-save-path; new ones then get 429",
-        least=0,
-    )
     tenant_slot_files_mb: int = option(
         102_400,
-        "MiB of these files from which on saves get 429",
+        "MiB of one tenant's files in --slot-save-path, each at least 1, from which on saves get "
+        "429",
         least=0,
     )
-    tenant_responses: int = option(
-        1000,
-        "responses that /v1/responses keeps per tenant; four times that in total",
-        least=1,
-    )
     tenant_responses_mb: int = option(
-        64, "MiB of JSON of these per tenant; four times that in total", least=1
+        64,
+        "MiB of JSON that /v1/responses keeps per tenant; four times that in total",
+        least=1,
     )
 
     def __post_init__(self) -> None:

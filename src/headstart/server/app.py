@@ -88,9 +88,7 @@ def create_app(
     app = Starlette(routes=routes, lifespan=lifespan)
     app.state.service, app.state.threads = service, service.prompt_threads
     app.state.streams = kept_streams.KeptStreams()
-    app.state.responses = responses.ResponseStore(
-        config.tenant_responses, config.tenant_responses_mb << 20
-    )
+    app.state.responses = responses.ResponseStore(config.tenant_responses_mb << 20)
     if timer is not None:
         app.add_middleware(waking, timer=timer)
     guard.install(app, config, extras, service.why_not_ready)

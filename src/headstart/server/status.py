@@ -188,23 +188,16 @@ def _make_room(folder: Path, name: str, config: ServerConfig) -> None:
     """Make the folder of a tenant, and check that the tenant may save a file of this name.
 
     Raises:
-        QuotaError: too many, or too large.
+        QuotaError: the others take too much.
         EngineError: the folder cannot be created or read.
     """
     try:
         if folder != Path(config.slot_save_path or ""):
             folder.mkdir(mode=0o700, exist_ok=True)
         others = [one for one in folder.glob("*") if one.name != name and one.is_file()]
-        num_bytes = sum(one.stat().st_size for one in others)
+        num_bytes = sum(max(one.stat().st_size, 2**20) for one in others)
     except OSError as error:
         raise EngineError(f"the folder for slot files cannot be used: {error}") from error
-    if len(others) >= config.tenant_slot_files and not (folder / name).exists():
-        raise QuotaError(
-            "slot files",
-            f"you have {len(others)} slot files and may have {config.tenant_slot_files}; save "
-            "under one of their names, or start with a larger --tenant-slot-files",
-            retry_after=0,
-        )
     if num_bytes >= config.tenant_slot_files_mb * 2**20:
         raise QuotaError(
             "slot files",
