@@ -19,7 +19,6 @@ from tests.server.serving import error_of, serving, text_of
 from tests.thread_transport import ThreadTransport
 
 from headstart.server import conversation, kept_streams
-from headstart.server.app import IdleTimer
 from headstart.server.conversation import render_chat
 from headstart.server.kept_streams import PIECE_BYTES, KeptStream, KeptStreams
 from headstart.types.errors import CapacityError, ModelError
@@ -111,17 +110,6 @@ async def test_a_worker_that_is_closed_while_it_loads_leaves_no_error_behind() -
     del worker, starting
     gc.collect()
     assert not errors
-
-
-async def test_a_request_that_comes_as_the_time_is_over_keeps_the_model() -> None:
-    worker = client_of([])
-    await worker.start()
-    timer = IdleTimer(worker, 0)
-    timer.restart()
-    async with timer.awake():
-        await asyncio.sleep(0.01)
-        assert worker.status == "ready"
-    await worker.close()
 
 
 async def test_a_worker_with_a_request_does_not_sleep() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
@@ -64,15 +65,13 @@ def create_app(
         ConfigError: the API key file or something in `extras` cannot be used.
     """
     service = Service(config, worker)
-    timer = None
-    if config.sleep_idle_seconds > 0:
-        timer = IdleTimer(worker, config.sleep_idle_seconds)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         tasks = [
-            asyncio.create_task(_load(service, load_model, on_loaded, timer)),
+            asyncio.create_task(_load(service, load_model, on_loaded)),
             asyncio.create_task(status_events.tell_states(service)),
+            asyncio.create_task(_unload_when_idle(service)),
         ]
         try:
             async with extra_routes.running(extras, config):
@@ -89,8 +88,8 @@ def create_app(
     app.state.service, app.state.threads = service, service.prompt_threads
     app.state.streams = kept_streams.KeptStreams()
     app.state.responses = responses.ResponseStore(config.tenant_responses_mb << 20)
-    if timer is not None:
-        app.add_middleware(waking, timer=timer)
+    if config.sleep_idle_seconds > 0:
+        app.add_middleware(waking, service=service)
     guard.install(app, config, extras, service.why_not_ready)
     return app
 
@@ -114,7 +113,6 @@ async def _load(
     service: Service,
     load_model: Callable[[], ServedModel],
     on_loaded: Callable[[Exception | None], None],
-    timer: IdleTimer | None,
 ) -> None:
     """Load the worker, then the model's facts; keep a failure for /health.
 
@@ -125,65 +123,39 @@ async def _load(
     try:
         await service.worker.start()
         service.model = await service.text_threads.run(load_model)
-        if timer is not None:
-            timer.restart()
+        service.idle_since = time.monotonic()
     except Exception as error:  # any failure is reported by /health
         failure, service.load_failure = error, str(error)
     on_loaded(failure)
 
 
-class IdleTimer:
-    """Unloads the model after a time without requests; the next request loads it again.
+async def _unload_when_idle(service: Service) -> None:
+    """Unload the model after a time without requests; the next one loads it again."""
+    seconds = service.config.sleep_idle_seconds
+    while seconds > 0:
+        await asyncio.sleep(1)
+        if not service.num_awake and time.monotonic() - service.idle_since >= seconds:
+            await service.worker.sleep()
 
-    Only POST requests count, so that monitoring by GET does not keep the model loaded. Call it on
-    the app's event loop.
+
+def waking(app: ASGIApp, *, service: Service) -> ASGIApp:
+    """ASGI middleware behind the guard: POST requests load the model and keep it loaded.
+
+    Others, such as a monitoring's GET, do neither.
     """
-
-    def __init__(self, worker: Worker, seconds: int) -> None:
-        self._worker = worker
-        self._seconds = seconds
-        self._num_running = 0
-        self._task: asyncio.Task[None] | None = None
-
-    @asynccontextmanager
-    async def awake(self) -> AsyncIterator[None]:
-        """Load the model if it is not loaded, and keep it loaded.
-
-        Raises:
-            CapacityError: it cannot be loaded.
-        """
-        self._num_running += 1
-        try:
-            await self._worker.wake()
-            yield
-        finally:
-            self._num_running -= 1
-            self.restart()
-
-    def restart(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-        self._task = asyncio.create_task(self._sleep())
-
-    async def _sleep(self) -> None:
-        while self._worker.status not in ("sleeping", "closed"):  # it may be restarting
-            await asyncio.sleep(self._seconds)
-            if self._num_running:  # the last one restarts the timer
-                return
-            await self._worker.sleep()
-
-
-def waking(app: ASGIApp, *, timer: IdleTimer) -> ASGIApp:
-    """ASGI middleware behind the guard: POST requests load the model and keep it loaded."""
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             await app(scope, receive, send)
             return
+        service.num_awake += 1
         try:
-            async with timer.awake():
-                await app(scope, receive, send)
+            await service.worker.wake()
+            await app(scope, receive, send)
         except HeadstartError as error:  # the app handles its own errors
             await error_response(error, scope["path"])(scope, receive, send)
+        finally:
+            service.num_awake -= 1
+            service.idle_since = time.monotonic()
 
     return answer

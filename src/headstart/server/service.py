@@ -74,6 +74,8 @@ class Service:
     started_at: float = field(default_factory=time.time)
     model: ServedModel | None = None
     load_failure: str = ""
+    num_awake: int = 0  # requests that need the model loaded
+    idle_since: float = 0.0  # time.monotonic() when the last of them ended
     # separate pools, so that prompt work never queues behind image or token-count work, and started
     # answers are never rejected
     prompt_threads: Threads = field(default_factory=partial(Threads, "prompts", 4, 512))
