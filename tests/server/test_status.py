@@ -191,9 +191,7 @@ def test_openapi_describes_every_body_answer_and_error(client):
     body = chat["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     assert body == "#/components/schemas/ChatBody"
     assert "messages" in schemas["ChatBody"]["required"]
-    assert {"200", "400", "401", "503"} <= chat["responses"].keys()
-    assert "prompt does not fit" in chat["responses"]["400"]["description"]
-    assert "400" not in document["paths"]["/slots"]["get"]["responses"]
+    assert chat["responses"].keys() == {"200", "default"}
     refs = set(re.findall(r'"\$ref":\s*"#/components/schemas/(\w+)"', json.dumps(document)))
     assert refs <= schemas.keys()
 

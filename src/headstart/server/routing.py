@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headstart import __version__
 from headstart.server.body import Body, read_body
-from headstart.server.errors import ANSWERS, ApiError, error_response
+from headstart.server.errors import ApiError, error_response
 
 
 def prefixed(app: ASGIApp, *, prefix: str) -> ASGIApp:
@@ -141,11 +141,15 @@ def describe(endpoints: Iterable[Endpoint]) -> dict[str, Any]:
 
 def _operation(endpoint: Endpoint, path: str, schemas: dict[str, Any]) -> dict[str, Any]:
     also = [f"`{path}`" for path in endpoint.paths[1:]]
+    error = {"application/json": {"schema": {"$ref": _REF + "Error"}}}
     operation: dict[str, Any] = {
         "operationId": endpoint.handler.__name__,
         "summary": (inspect.getdoc(endpoint.handler) or "").split("\n")[0],
         "description": f"Also {', '.join(also)}." if also else "",
-        "responses": {"200": {"description": endpoint.answer}, **_errors(endpoint)},
+        "responses": {
+            "200": {"description": endpoint.answer},
+            "default": {"description": "an error", "content": error},
+        },
     }
     if names := re.findall(r"{(\w+)}", path):
         operation["parameters"] = [
@@ -159,16 +163,3 @@ def _operation(endpoint: Endpoint, path: str, schemas: dict[str, Any]) -> dict[s
         content = {"application/json": {"schema": {"$ref": _REF + endpoint.body.__name__}}}
         operation["requestBody"] = {"required": True, "content": content}
     return operation
-
-
-def _errors(endpoint: Endpoint) -> dict[str, Any]:
-    found: dict[int, list[str]] = {}
-    for status, kind, when in ANSWERS:
-        if endpoint.body is not None or status not in (400, 408, 413, 415):
-            found.setdefault(status, []).append(f"{kind}: {when}")
-    content = {"application/json": {"schema": {"$ref": _REF + "Error"}}}
-    return {
-        str(status): {"description": "; ".join(whens), "content": content}
-        for status, whens in found.items()
-        if status not in (404, 405)  # are not this path's
-    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, create_model, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, create_model, model_validator
 
 from headstart.server.body import Body, Count, Int, Many, Seed
 from headstart.server.errors import wrong_value
@@ -38,9 +38,10 @@ class SpeculativeBody(Body):
         default=None, description="auto, fixed or off"
     )
     types: Any = Field(
-        default=None, description="speculators in order of preference: list, or names with commas"
+        default=None,
+        validation_alias=AliasChoices("types", "type"),
+        description="speculators in order of preference: list, or names with commas; also type",
     )
-    type: Any = Field(default=None, description="the same as types")
     n_max: Int | None = Field(default=None, description="most draft tokens a step; 0 for none")
     n_min: Int | None = Field(
         default=None, description="shorter drafts are dropped, but never one of n_max tokens"
