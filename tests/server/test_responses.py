@@ -91,8 +91,6 @@ def test_a_stored_response_can_be_read_and_deleted(sdk: Any) -> None:
     answer = sdk.responses.create(model="any", input="Hi", metadata={"a": "b"})
     again = sdk.responses.retrieve(answer.id)
     assert (again.output_text, again.metadata) == ("Höi!", {"a": "b"})
-    (item,) = sdk.responses.input_items.list(answer.id).data
-    assert (item.role, item.content[0].text) == ("user", "Hi")
     sdk.responses.delete(answer.id)
     for lost in (
         lambda: sdk.responses.retrieve(answer.id),

@@ -18,7 +18,7 @@ from tests.server.serving import error_of, events_of, serving
 from headstart.config import ServerConfig
 from headstart.server import sse, status_events
 from headstart.server.answer_numbers import counterfactual
-from headstart.server.errors import ApiError
+from headstart.types.errors import CapacityError
 from headstart.server.service import Service
 from headstart.server.status_events import _speed, num_tokens
 from headstart.structures.tenants import Caller
@@ -161,7 +161,7 @@ def test_listeners_that_come_at_once_are_limited_and_one_whose_stream_never_begi
     async def listen() -> None:
         listeners, scope = sse.Broadcast(), {"headstart.caller": Caller(), "path": "/events"}
         begun = [listeners.response(scope) for _ in range(sse.MAX_LISTENERS)]
-        with pytest.raises(ApiError, match="clients listen to"):
+        with pytest.raises(CapacityError, match="clients listen to"):
             listeners.response(scope)
         del begun[0]
         listeners.response(scope)

@@ -12,7 +12,7 @@ from headstart.server.responses import ResponseStore, StoredResponse
 
 def stored(number: int, size: int = 10) -> StoredResponse:
     response = {"id": f"resp_{number}", "output": []}
-    return StoredResponse(response, [], [], rest_bytes=size + 45)
+    return StoredResponse(response, [], rest_bytes=size + 45)
 
 
 def test_a_store_forgets_what_was_used_longest_ago() -> None:

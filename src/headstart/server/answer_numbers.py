@@ -111,8 +111,6 @@ def draft_counts(stats: SpeculationStats) -> dict[str, Any]:
 
 def sum_stats(stats: Sequence[RequestStats]) -> RequestStats:
     """The sum over the choices of a call; times add up too."""
-    if len(stats) == 1:
-        return stats[0]
     total = RequestStats()
     for one in stats:
         total.add(one)

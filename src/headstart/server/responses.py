@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -28,14 +27,13 @@ routes = Routes()
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response, the items that it answered, and the items of the conversation before them.
+    """A response, and the items of the conversation that it answered.
 
     All but the response is weighed before the answer, off the event loop.
     """
 
     response: dict[str, Any]
-    input_items: list[dict[str, Any]]
-    history: list[dict[str, Any]]
+    items: list[dict[str, Any]]
     conversation_bytes: int = 0  # of all items; of JSON, as all bytes here
     rest_bytes: int = 0  # of the response without its output
 
@@ -46,7 +44,7 @@ class StoredResponse:
     @property
     def conversation(self) -> list[dict[str, Any]]:
         """All items, including the answer; without instructions."""
-        return [*self.history, *self.input_items, *self.response["output"]]
+        return [*self.items, *self.response["output"]]
 
 
 def json_bytes(value: Any) -> int:
@@ -139,20 +137,6 @@ async def get_response(http: HttpRequest) -> dict[str, Any]:
     return _stored(http).response
 
 
-@routes.get(
-    "/v1/responses/{response_id}/input_items",
-    "/responses/{response_id}/input_items",
-    answer="`data`: the items that the response answered",
-)
-async def list_input_items(http: HttpRequest) -> dict[str, Any]:
-    """List the input of a stored response; the newest item first unless `order=asc`."""
-    items = list(_stored(http).input_items)
-    if http.query_params.get("order") != "asc":
-        items.reverse()
-    first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
-    return {"object": "list", "data": items, "first_id": first, "last_id": last, "has_more": False}
-
-
 @routes.delete("/v1/responses/{response_id}", "/responses/{response_id}", answer="`deleted`: true")
 async def delete_response(http: HttpRequest) -> dict[str, Any]:
     """Forget a stored response."""
@@ -172,7 +156,9 @@ async def _read(
 
     def read() -> tuple[ChatBody, Callable[[dict[str, Any]], StoredResponse]]:
         history, size = (before.conversation, before.conversation_bytes) if before else ([], 0)
-        chat, items = chat_body(body, history), _items(body.input)
+        chat = chat_body(body, history)
+        given = body.input
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
         size += json_bytes(items)
         told = body.instructions, body.metadata, body.text, body.tools
         # a short response is some 8 KiB of objects
@@ -180,7 +166,7 @@ async def _read(
 
         def stored(response: dict[str, Any]) -> StoredResponse:
             num_bytes = size + len(orjson.dumps(response["output"]))
-            return StoredResponse(response, items, history, num_bytes, rest)
+            return StoredResponse(response, [*history, *items], num_bytes, rest)
 
         return chat, stored
 
@@ -199,17 +185,6 @@ def _before(http: HttpRequest, body: ResponsesBody) -> StoredResponse | None:
             "stored, was deleted, or made room for newer ones; send the conversation as input"
         )
     return before
-
-
-def _items(given: Any) -> list[dict[str, Any]]:
-    """The input as items, each with an id."""
-    if isinstance(given, str):
-        part = {"type": "input_text", "text": given}
-        given = [{"type": "message", "role": "user", "content": [part]}]
-    return [
-        {"id": f"item_{secrets.token_hex(12)}", "type": "message", "status": "completed"} | item
-        for item in given
-    ]
 
 
 def _stored(http: HttpRequest) -> StoredResponse:

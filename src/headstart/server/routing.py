@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partialmethod
 from typing import Any
 
 import orjson
@@ -65,27 +66,21 @@ class Routes:
 
     endpoints: list[Endpoint] = field(default_factory=list)
 
-    def get(self, *paths: str, answer: str) -> Callable[[Handler], Handler]:
-        return self._declare("GET", paths, None, answer)
-
-    def post(
-        self, *paths: str, answer: str, body: type[BaseModel] | None = None
+    def declare(
+        self, method: str, *paths: str, answer: str, body: type[BaseModel] | None = None
     ) -> Callable[[Handler], Handler]:
-        """Serve POST on these paths; `body`: its class, if the handler reads it by itself."""
-        return self._declare("POST", paths, body, answer)
+        """Serve a method on these paths; `body`: its class, if the handler reads it by itself."""
 
-    def delete(self, *paths: str, answer: str) -> Callable[[Handler], Handler]:
-        return self._declare("DELETE", paths, None, answer)
-
-    def _declare(
-        self, method: str, paths: tuple[str, ...], body: type[BaseModel] | None, answer: str
-    ) -> Callable[[Handler], Handler]:
-        def declare(handler: Handler) -> Handler:
+        def add(handler: Handler) -> Handler:
             told = body or _class_of_body(handler)
             self.endpoints.append(Endpoint(method, paths, handler, told, answer))
             return handler
 
-        return declare
+        return add
+
+    get = partialmethod(declare, "GET")
+    post = partialmethod(declare, "POST")
+    delete = partialmethod(declare, "DELETE")
 
     def all(self) -> Iterator[Route]:
         """One route per path."""

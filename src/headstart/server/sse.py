@@ -12,15 +12,13 @@ import orjson
 from starlette.responses import StreamingResponse
 from starlette.types import Scope
 
-from headstart.server.errors import ApiError
 from headstart.structures.tenants import caller_of, may_take
-from headstart.types.errors import QuotaError
+from headstart.types.errors import CapacityError, QuotaError
 
 DONE = b"data: [DONE]\n\n"
 PING = b": ping\n\n"  # a comment: keeps proxies from closing a silent stream
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 MAX_LISTENERS = 100  # 4 kB per event each
-RETRY_SECONDS = 5
 
 
 def event(data: Any, name: str = "") -> bytes:
@@ -68,7 +66,7 @@ class Broadcast:
         """All events from now on, after `first`.
 
         Raises:
-            ApiError: there are too many listeners.
+            CapacityError: there are too many listeners.
             QuotaError: the tenant has used its share.
         """
         caller, path, held = caller_of(scope), scope["path"], Counter(self._queues.values())
@@ -77,14 +75,11 @@ class Broadcast:
                 "listeners",
                 f"you have {held[caller.tenant]} of {MAX_LISTENERS} places for clients of {path}, "
                 "and as many must stay free for other tenants; try again when one has left",
-                RETRY_SECONDS,
             )
         if held.total() >= MAX_LISTENERS:
-            raise ApiError(
-                503,
+            raise CapacityError(
                 f"{MAX_LISTENERS} clients listen to {path}, and no more can; try again when one "
-                "has left",
-                retry_after=RETRY_SECONDS,
+                "has left"
             )
         chunks = _chunks(self.listen(caller.tenant), first)
         return StreamingResponse(chunks, media_type="text/event-stream", headers=HEADERS)
