@@ -283,13 +283,11 @@ class NativeBody(GenerationBody):
 
     prompt: Any = Field(description="string, token ids, a mix of both, or a list of these")
     response_fields: list[str] = Field(default_factory=list, max_length=64)
-    logprobs: Count | None = Field(None, description="the same as n_probs; true is 1")
-
-    @property
-    def wanted_logprobs(self) -> tuple[str, int | None]:
-        if self.n_probs is None:
-            return "logprobs", self.logprobs or None
-        return super().wanted_logprobs
+    n_probs: Count | None = Field(
+        None,
+        validation_alias=AliasChoices("n_probs", "logprobs"),
+        description="alternatives per token, with log probabilities; also named logprobs",
+    )
 
 
 class InfillExtra(Body):
