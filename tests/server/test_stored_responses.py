@@ -29,11 +29,11 @@ def test_a_store_is_bounded_in_bytes() -> None:
     for number in range(20):
         store.put("", stored(number, 300))
         store.put("", stored(number, 300))  # once more, counted once
-    assert len(store) == 3  # of 345 bytes
+    assert len(store._stored) == 3  # of 345 bytes
     store.put("", stored(99, 5000))
-    assert len(store) == 0
+    assert len(store._stored) == 0
     store.put("", stored(1, 300))
-    assert len(store) == 1
+    assert len(store._stored) == 1
 
 
 def test_a_tenant_pushes_out_only_its_own() -> None:
@@ -51,7 +51,7 @@ def test_many_tenants_share_the_space_fairly() -> None:
     for number in range(200):
         store.put(f"loud-{number % 20}", stored(number, 400))
     assert store.get("quiet", "resp_0")
-    assert 20 < len(store) <= 40
+    assert 20 < len(store._stored) <= 40
 
 
 def test_each_turn_of_a_conversation_is_counted_once(client: httpx2.Client, monkeypatch) -> None:

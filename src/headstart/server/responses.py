@@ -68,9 +68,6 @@ class ResponseStore:
         self._sizes = Counter[str]()  # by tenant
         self._lock = threading.RLock()
 
-    def __len__(self) -> int:
-        return len(self._stored)
-
     def put(self, tenant: str, stored: StoredResponse) -> None:
         """Store a response, unless it alone exceeds the limit."""
         sizes = self._sizes
