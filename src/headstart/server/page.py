@@ -23,17 +23,17 @@ POLICY = "; ".join((
     "form-action 'none'", "frame-ancestors 'none'", "require-trusted-types-for 'script'",
     "trusted-types 'none'",
 ))  # fmt: skip
-HEADERS = {
-    "Cache-Control": "no-cache",  # revalidated each time, mostly with a 304
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
 
 
 def page(app: ASGIApp, *, files: Mapping[str, Path], policy: str | None) -> ASGIApp:
     """ASGI middleware: answers GET for the page's files and passes on all other requests."""
     static = StaticFiles()
-    own_policy = {} if policy is None else {"Content-Security-Policy": policy}
+    common = {
+        "Cache-Control": "no-cache",  # revalidated each time, mostly with a 304
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+    document = common if policy is None else common | {"Content-Security-Policy": policy}
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
@@ -42,7 +42,7 @@ def page(app: ASGIApp, *, files: Mapping[str, Path], policy: str | None) -> ASGI
             if file is not None and file.is_file():
                 response = static.file_response(file, file.stat(), scope)
                 is_document = file.suffix in (".html", ".svg")
-                response.headers.update(HEADERS | (own_policy if is_document else {}))
+                response.headers.update(document if is_document else common)
                 await response(scope, receive, send)
                 return
         await app(scope, receive, send)

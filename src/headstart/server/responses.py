@@ -27,24 +27,19 @@ routes = Routes()
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response, and the items of the conversation that it answered.
+    """A response, and all items of its conversation, without instructions.
 
     All but the response is weighed before the answer, off the event loop.
     """
 
     response: dict[str, Any]
-    items: list[dict[str, Any]]
-    conversation_bytes: int = 0  # of all items; of JSON, as all bytes here
+    conversation: list[dict[str, Any]]
+    conversation_bytes: int = 0  # of JSON, as all bytes here
     rest_bytes: int = 0  # of the response without its output
 
     @property
     def num_bytes(self) -> int:
         return self.conversation_bytes + self.rest_bytes
-
-    @property
-    def conversation(self) -> list[dict[str, Any]]:
-        """All items, including the answer; without instructions."""
-        return [*self.items, *self.response["output"]]
 
 
 def json_bytes(value: Any) -> int:
@@ -162,8 +157,9 @@ async def _read(
         rest = 8192 + json_bytes([*told, body.tool_choice, body.reasoning])
 
         def stored(response: dict[str, Any]) -> StoredResponse:
-            num_bytes = size + len(orjson.dumps(response["output"]))
-            return StoredResponse(response, [*history, *items], num_bytes, rest)
+            output = response["output"]
+            num_bytes = size + len(orjson.dumps(output))
+            return StoredResponse(response, [*history, *items, *output], num_bytes, rest)
 
         return chat, stored
 
