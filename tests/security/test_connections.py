@@ -21,7 +21,6 @@ from headstart.config import ServerConfig
 from headstart.server import body as body_module
 from headstart.server import connections, guard
 from headstart.server.connections import MAX_HEAD_BYTES, affordable
-from headstart.types.errors import ConfigError
 from headstart.types.report import EmbeddingInfo
 from headstart.types.request import EmbeddingEvent, ReplyEvent
 
@@ -215,8 +214,7 @@ def test_the_start_tells_when_too_few_files_may_be_opened(monkeypatch, caplog):
     assert "ulimit -n" in caplog.text
     affordable.cache_clear()
     monkeypatch.setattr("headstart.structures.system.resource.getrlimit", lambda _: (70, 70))
-    with pytest.raises(ConfigError, match=r"may open 70 files.*ulimit -n"):
-        affordable(1000)
+    assert affordable(1000) == 16
     affordable.cache_clear()
 
 

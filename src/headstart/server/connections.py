@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from headstart.server.errors import ApiError, error_response
 from headstart.structures.system import allow_files
-from headstart.types.errors import CapacityError, ConfigError, HeadstartError
+from headstart.types.errors import CapacityError, HeadstartError
 
 log = logging.getLogger(__name__)
 
@@ -220,22 +220,13 @@ class LimitedProtocol(HttpToolsProtocol):
 
 @cache
 def affordable(wanted: int) -> int:
-    """Connections that the limit on open files allows, after raising it as far as permitted.
-
-    Raises:
-        ConfigError: fewer than 16.
-    """
+    """Connections that the limit on open files allows, after raising it as far as permitted."""
     others = 64  # other open files: models, pipes, the log
     needed = wanted + others
     files = allow_files(needed)
     if files is None or files >= needed:
         return wanted
-    left = files - others
-    if left < 16:
-        raise ConfigError(
-            f"this process may open {files} files, too few for 16 connections "
-            f"beside models and pipes; allow {needed} (ulimit -n {needed})"
-        )
+    left = max(16, files - others)
     log.warning(
         "this process may open %d files, so it accepts %d connections instead of %d; allow %d "
         "(ulimit -n)",

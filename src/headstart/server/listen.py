@@ -94,11 +94,7 @@ def run(server: uvicorn.Server, config: ServerConfig, announce: Callable[[str], 
 
 
 def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
-    """uvicorn's settings for the app.
-
-    Raises:
-        ConfigError: the limit on open files is too low.
-    """
+    """uvicorn's settings for the app."""
     protocol: Any = partial(
         LimitedProtocol,
         max_connections=affordable(config.max_connections),
