@@ -84,7 +84,7 @@ async def ollama_show(http: HttpRequest, body: OllamaBody) -> dict[str, Any]:
         "modelfile": f"FROM {service.served.alias}\n",
         "parameters": f"num_ctx {service.info.context_size}",
         "template": service.served.template.source,
-        "details": _details(service),
+        "details": ollama_model(service)["details"],
         "model_info": dict(target.metadata) | facts,
         "capabilities": _capabilities(service),
         "modified_at": written_time(service.started_at),
@@ -216,13 +216,8 @@ def ollama_model(service: Service) -> dict[str, Any]:
         target.path,
         target.size_bytes,
         service.started_at,
-        _details(service),
+        model_details(target.architecture, target.num_params, target.file_type),
     )
-
-
-def _details(service: Service) -> dict[str, Any]:
-    target = service.info.target
-    return model_details(target.architecture, target.num_params, target.file_type)
 
 
 def _capabilities(service: Service) -> list[str]:
