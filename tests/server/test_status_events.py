@@ -18,10 +18,10 @@ from tests.server.serving import error_of, events_of, serving
 from headstart.config import ServerConfig
 from headstart.server import sse, status_events
 from headstart.server.answer_numbers import counterfactual
-from headstart.types.errors import CapacityError
 from headstart.server.service import Service
 from headstart.server.status_events import _speed, num_tokens
 from headstart.structures.tenants import Caller
+from headstart.types.errors import CapacityError
 from headstart.types.report import Counters, DiskReport, SlotReport, WorkerReport
 from headstart.types.request import Request, TokenEvent, VerifiedDraft
 
