@@ -83,14 +83,16 @@ def run(server: uvicorn.Server, config: ServerConfig, announce: Callable[[str], 
     load_keys(config)
     _read_certificate(config)
     switch_threads_often()  # threads that read bodies and prompts
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()  # no other may set handlers
     with take_port(config) as listener:
-        if threading.current_thread() is threading.main_thread():  # no other may set handlers
-            # uvicorn raises its signals again after its shutdown, and stopping is no failure
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, stop)
+        for number in numbers:  # uvicorn raises them again after its shutdown; it is no failure
+            signal.signal(number, stop)
         scheme = "https" if config.ssl_cert_file else "http"
         announce(address_of(listener, scheme) + config.api_prefix)
         server.run(sockets=[listener])
+    for number in numbers:  # the process ends; Python would restore their default before
+        signal.signal(number, signal.SIG_IGN)
 
 
 def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
