@@ -4,6 +4,7 @@ from headstart.config.chat import ChatConfig as ChatConfig
 from headstart.config.chat import SamplingConfig as SamplingConfig
 from headstart.config.engine import CACHE_TYPES as CACHE_TYPES
 from headstart.config.engine import LEAST_CONTEXT as LEAST_CONTEXT
+from headstart.config.engine import MOST_CONTEXT as MOST_CONTEXT
 from headstart.config.engine import PLAIN_CACHE_TYPES as PLAIN_CACHE_TYPES
 from headstart.config.engine import POOLINGS as POOLINGS
 from headstart.config.engine import DraftEngineConfig as DraftEngineConfig

@@ -10,7 +10,7 @@ from headstart.config.fields import SWITCH_WORDS, flag_of, option, option_of
 from headstart.types.errors import ConfigError
 
 # tokens; libllama takes no batch larger than the context, and ours are at least so large
-LEAST_CONTEXT = 64
+LEAST_CONTEXT, MOST_CONTEXT = 64, 1 << 24  # planning more would take gigabytes
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 # values of the others can only be read by flash attention
 PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
@@ -96,6 +96,7 @@ class EngineConfig:
         "context size in tokens, shared by all slots; 0: as the model was trained",
         "--ctx-size",
         least=LEAST_CONTEXT,
+        most=MOST_CONTEXT,
         words={"0": 0},
     )
     batch: int = option(2048, "maximum tokens in one decode call", "--batch-size", least=2)
@@ -253,6 +254,7 @@ class DraftEngineConfig:
         "-cd",
         "--ctx-size-draft",
         least=LEAST_CONTEXT,
+        most=MOST_CONTEXT,
     )
 
     def applied_to(self, base: EngineConfig, parallel: int) -> EngineConfig:

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from headstart.config import LEAST_CONTEXT, EngineConfig
+from headstart.config import LEAST_CONTEXT, MOST_CONTEXT, EngineConfig
 from headstart.config.engine import fit_targets
 from headstart.engine.devices import list_devices
 from headstart.engine.footprint import HOST, REPACKED, Measured, Use, Uses, can_measure, measure
@@ -114,7 +114,7 @@ class _Fitting:
             target.config.context or 512,
         )
         self.free = free()  # after libllama was started with --numa
-        train = self.facts.train_context
+        train = min(self.facts.train_context, MOST_CONTEXT)
         self.is_open = target.config.context == 0
         self.config = replace(target.config, context=target.config.context or train)
         self.max_draft = target.limits.max_draft

@@ -29,7 +29,6 @@ from headstart.types.errors import ModelError
 
 HOST = "main memory"
 REPACKED = "CPU"  # for the CPU's repacked weights
-_MOST_MEASURED = 2**18  # tokens of context
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +48,6 @@ class Use:
             self.weights + other.weights, self.cache + other.cache, self.compute + other.compute
         )
 
-    def growth(self, smaller: Use, times: float) -> Use:
-        """Growth of the use from `smaller`, multiplied by `times`."""
-        cache, compute = self.cache - smaller.cache, self.compute - smaller.compute
-        return Use(0, int(cache * times), int(compute * times))
-
 
 Uses = dict[str, Use]  # by device name; HOST for data in main memory as stored
 Measured = tuple[Facts, Uses]  # of a model
@@ -62,22 +56,10 @@ Measured = tuple[Facts, Uses]  # of a model
 def measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> Measured:
     """Properties of a model in libllama, and its memory use; call it only if `can_measure`.
 
-    libllama takes seconds to plan a hundred million tokens, so above `_MOST_MEASURED` the result is
-    extrapolated: caches and compute buffers grow linearly.
-
     Raises:
         ModelError: libllama cannot create it.
         ConfigError: settings that contradict each other or the model.
     """
-    if context <= _MOST_MEASURED:
-        return _measure(path, config, limits, context)
-    _, half = _measure(path, config, limits, _MOST_MEASURED // 2)
-    facts, whole = _measure(path, config, limits, _MOST_MEASURED)
-    times = (context - _MOST_MEASURED) / (_MOST_MEASURED // 2)
-    return facts, {name: use + use.growth(half[name], times) for name, use in whole.items()}
-
-
-def _measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> Measured:
     library.start(config.numa)
     params, keep = model_params(config)
     params.no_alloc, params.load_mode = True, 0

@@ -12,7 +12,6 @@ import pytest
 
 from headstart.app.cli.devices import _facts, tables
 from headstart.config import EngineConfig
-from headstart.engine import footprint
 from headstart.engine.fit import Fitted, Part, by_device, fit
 from headstart.engine.footprint import HOST, REPACKED, Measured, Use
 from headstart.engine.parameters import Facts, Limits
@@ -260,16 +259,3 @@ def test_a_second_context_of_the_target_is_called_no_draft_model() -> None:
     small, large = (Part(MODEL, EngineConfig(context=n), Limits(4, 4, 0)) for n in (512, 999936))
     with pytest.raises(ConfigError, match=r"big\.gguf does not fit: .* lower --"):
         fit(small, lambda _: [large], measure=machine(), free=lambda: {"CUDA0": 0, HOST: 64 * GIB})
-
-
-def test_a_hundred_million_tokens_are_measured_without_planning_them(monkeypatch) -> None:
-    planned = []
-
-    def plan(path: Path, config: EngineConfig, limits: Limits, context: int) -> Measured:
-        planned.append(context)
-        return Facts(False, 0, TRAIN, 1, 10), {HOST: Use(7, 2 * context, context + 5)}
-
-    monkeypatch.setattr(footprint, "_measure", plan)
-    _, found = footprint.measure(MODEL, EngineConfig(), Limits(1, 1, 0), 99_999_999)
-    assert found[HOST] == Use(7, 2 * 99_999_999, 99_999_999 + 5)
-    assert max(planned) <= 2**18
