@@ -158,7 +158,7 @@ def test_on_a_processor_no_price_of_exactness_is_named_which_has_kernels_of_its_
     settings: dict[str, str], tmp_path: Path
 ) -> None:
     engine = engine_of(tiny_llama(tmp_path / "tiny.gguf"), **settings)
-    classes = WidthComparison(engine, [0], perf_counter, cuts=True).run()
+    classes = WidthComparison(engine, [0], perf_counter).run()
     assert classes is not None
     assert classes.exact_cost(engine.cache_kind) is None
 

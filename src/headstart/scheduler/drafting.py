@@ -16,7 +16,6 @@ from typing import Any
 
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.control.cost import Sample
 from headstart.control.state import StateFile
 from headstart.control.values import AskedAnswer, DraftCall, Step
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
@@ -74,7 +73,7 @@ class Drafting:
 
     def draft(self, plan: StepPlan, engine: Engine) -> None:
         """Write the drafts of all answers into the plan, and padding rows if they save time."""
-        self._tell(self._draft, plan, engine)
+        self.tell(self._draft, plan, engine)
         if self.failure:
             plan.drop_drafts("control failed")
 
@@ -116,11 +115,11 @@ class Drafting:
     def read(self, record: StepRecord) -> None:
         """Update control from a step; the time of that is charged to asking."""
         started = self._clock()
-        self._tell(self.controller.read, record)
+        self.tell(self.controller.read, record)
         if record.plan.calls:
             self._reading_ms = 1000.0 * (self._clock() - started)
 
-    def _tell(self, work: Callable[..., Any], *what: Any) -> Any:
+    def tell(self, work: Callable[..., Any], *what: Any) -> Any:
         """Do work that uses control, unless it has failed; its errors end drafts, not requests."""
         if not self.failure:
             try:
@@ -253,19 +252,11 @@ class Drafting:
         for name, saved in data.items():
             self.speculators[name].call("restore_sequence", seq_id, saved, namespace)
 
-    def learn_costs(self, samples: list[Sample]) -> None:
-        """Pass decode times measured before the first request to control."""
-        self._tell(self.controller.learn_costs, samples)
-
-    def learn_copy(self, milliseconds: float) -> None:
-        """Pass the time of copying a state, measured before the first request, to control."""
-        self._tell(self.controller.learn_copy, milliseconds)
-
     def time_models(self, clock: Callable[[], float]) -> None:
         """Measure what draft models cost, before the first request."""
         for speculator in self.speculators.values():
             if speculator.is_model and (prices := speculator.time_decodes(clock)) is not None:
-                self._tell(self.controller.learn_draft_costs, speculator.name, *prices)
+                self.tell(self.controller.learn_draft_costs, speculator.name, *prices)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -284,7 +275,7 @@ class Drafting:
 
     def describe_control(self) -> dict[str, Any]:
         """The estimates of control, JSON-ready; `failure` says why it is off."""
-        described = self._tell(self.controller.describe) or {}
+        described = self.tell(self.controller.describe) or {}
         return {"failure": self.failure, **described}
 
     def close(self) -> None:

@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 ROWS = (1, 4, 3, 8, 5, 6, 7, 16, 12, 9, 17, 10, 24, 14, 11, 32, 13, 15)
 ROUNDS, MOST_ROUNDS = 3, 12  # fast steps vary more, and are cheap to repeat
 MOST_PADDING = 8  # rows beyond the maximum number of outputs: padding has none
-FILL = 128  # tokens added to the cache after the first round
 
 Interrupted = Callable[[], bool]  # whether a request has arrived
 
@@ -53,7 +52,7 @@ class WarmUp:
         if not drafting.controller.knows_costs(min(8, engine.max_outputs)):
             self._tasks.append(self._time_decodes)
         if compared and engine.max_outputs >= max(WIDE) // 2:  # otherwise no step is that wide
-            comparison = WidthComparison(engine, [], clock, cuts=True)
+            comparison = WidthComparison(engine, [], clock)
             self._tasks.append(partial(self._compare_widths, compared, comparison))
 
     @property
@@ -87,7 +86,7 @@ class WarmUp:
         self._time_copies()
         timer.clear()
         if len(timer.samples) > num_known:
-            self._drafting.learn_costs(timer.samples)
+            self._drafting.tell(self._drafting.controller.learn_costs, timer.samples)
         self._gave_way |= (is_late := is_interrupted())
         if timer.is_done and not self._gave_way:  # else draft models' caches may not be empty
             self._drafting.time_models(self._clock)
@@ -103,7 +102,8 @@ class WarmUp:
             timer.decode(len(timer.sequences))  # else the state is the same, and not copied
             started = self._clock()
             if engine.keep_for_draft(kept[-1]):
-                self._drafting.learn_copy(1000.0 * (self._clock() - started))
+                milliseconds = 1000.0 * (self._clock() - started)
+                self._drafting.tell(self._drafting.controller.learn_copy, milliseconds)
 
     def _compare_widths(
         self,
@@ -152,7 +152,6 @@ class DecodeTimer:
         self.engine, self._clock, self._seconds = engine, clock, seconds
         self.batch = Batch(engine.max_batch_tokens)
         self._turn, self._elapsed = 0, 0.0  # seconds
-        self._last_row_ms = 0.0
 
     def begin(self, sequences: Sequence[int], num_cells: int) -> None:
         """Use these empty sequences, and so many free cells."""
@@ -172,15 +171,8 @@ class DecodeTimer:
         self.decode(REFERENCE_ROWS)
         decodes: list[tuple[int, int, float]] = []  # rows, context, milliseconds
         references = [self.decode(REFERENCE_ROWS)[1]]
-        is_filled = False
         while not self.is_done:
             rows = ROWS[self._turn % len(ROWS)]
-            if self._turn >= len(ROWS) and not is_filled:
-                is_filled = True
-                is_quick = self._elapsed + self._last_row_ms * FILL / 1000.0 < self._seconds
-                is_wide = self.engine.max_batch_tokens >= FILL
-                if is_quick and is_wide and self._has_room(FILL + 2 * sum(ROWS)):
-                    self.decode(FILL, num_outputs=1)  # all widths still fit
             self._turn += 1
             if self.fits(rows):
                 context, milliseconds = self.decode(rows)
@@ -214,15 +206,15 @@ class DecodeTimer:
             self.engine.clear(seq_id)
         self._lengths = [0] * len(self.sequences)
 
-    def decode(self, rows: int, num_outputs: int | None = None) -> tuple[int, float]:
+    def decode(self, rows: int) -> tuple[int, float]:
         """Decode `rows` rows, in an emptied cache if they do not fit otherwise; returns the mean
-        context of a row, and the milliseconds. Default: as many outputs as allowed.
+        context of a row, and the milliseconds.
         """
         if not self._has_room(rows):
             self.clear()
         shares = self._deal(rows)
         attended = sum(n * length for n, length in zip(shares, self._lengths, strict=True))
-        left = min(rows, self.engine.max_outputs) if num_outputs is None else num_outputs
+        left = min(rows, self.engine.max_outputs)
         started = self._clock()
         self.batch.clear()
         for index, count in enumerate(shares):
@@ -235,9 +227,7 @@ class DecodeTimer:
                 self._lengths[index] += count
                 left -= min(left, count)
         self.engine.decode(self.batch)
-        milliseconds = 1000.0 * (self._clock() - started)
-        self._last_row_ms = milliseconds / rows
-        return attended // rows, milliseconds
+        return attended // rows, 1000.0 * (self._clock() - started)
 
     def _deal(self, rows: int) -> list[int]:
         """Split rows over the sequences, equally if others would take a further pass."""

@@ -34,15 +34,14 @@ class WidthComparison:
         engine: Engine,
         sequences: Sequence[int],
         clock: Callable[[], float],
-        *,
-        cuts: bool = False,
         num_rows: int = LEAST_ROWS,
     ) -> None:
         """Compare on empty sequences; several, with consecutive ids, show the effect of neighbours.
-        With `cuts` a sequence is truncated before it is decoded again, not restored: faster, but a
-        bug in truncation would look like one in a kernel.
+
+        A sequence is restored before it is decoded again: where it was truncated, a bug in that
+        would look like one in a kernel.
         """
-        self._cuts, self._num_rows = cuts, num_rows
+        self._num_rows = num_rows
         self._engine, self.sequences, self._clock = engine, sequences, clock
         self._batch = Batch(engine.max_batch_tokens)
         self._first: NDArray[np.float32] | None = None
@@ -64,7 +63,7 @@ class WidthComparison:
         own = self.sequences[0]
         try:
             if self._saved:
-                engine.restore_sequence(own, self._saved)
+                self._put_back()
             else:
                 self._read(own, length)
                 self._saved = engine.save_sequence(own)
@@ -87,11 +86,11 @@ class WidthComparison:
             start = length + index * width
             tokens = self._text[start : start + width]
             compared += self._decode([(own, start, tokens)], index * width)
-        self._put_back(length)
+        self._put_back()
         alike = self._decode([(own, length, [self._text[length]] * width)])
         if alike[0] != compared[0]:
             self._mixed.add(width)
-        self._put_back(length)
+        self._put_back()
         if 2 <= width <= 1 + len(others):
             rows = [(own, length, [self._text[length]])]
             for index, seq_id in enumerate(self.sequences[1:width]):
@@ -99,7 +98,7 @@ class WidthComparison:
                 others[index] += 1
             if self._decode(rows)[0] != compared[0]:
                 self._alone.add(width)
-            self._put_back(length)
+            self._put_back()
         self.rows[width] = compared
 
     def _decode(
@@ -165,12 +164,9 @@ class WidthComparison:
             has_reference=self._engine.has_reference,
         )
 
-    def _put_back(self, length: int) -> None:
-        own = self.sequences[0]
-        if self._cuts:
-            self._engine.truncate(own, length)
-        elif self._saved is not None:
-            self._engine.restore_sequence(own, self._saved)
+    def _put_back(self) -> None:
+        assert self._saved is not None
+        self._engine.restore_sequence(self.sequences[0], self._saved)
 
     def _read_others(self, length: int) -> list[int]:
         """Fill the other sequences, longer than the first one; returns their lengths."""

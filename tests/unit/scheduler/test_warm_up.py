@@ -17,7 +17,7 @@ from tests.planted import fail_at
 from headstart.control.cost import REFERENCE_ROWS, Sample
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.scheduler import Scheduler
-from headstart.scheduler.warm_up import FILL, MOST_PADDING, ROUNDS, ROWS, DecodeTimer, WarmUp
+from headstart.scheduler.warm_up import MOST_PADDING, ROUNDS, ROWS, DecodeTimer, WarmUp
 from headstart.scheduler.widths import WidthComparison, _varied
 from headstart.testing import FakeEngine
 from headstart.types import Batch, CacheKind, Checkpoint, ContextFullError
@@ -71,7 +71,7 @@ def test_every_size_is_seen_at_growing_contexts() -> None:
     assert [sample.rows for sample in samples] == list(ROWS * ROUNDS)
     for rows in ROWS:
         first, second, third = (sample.context for sample in samples if sample.rows == rows)
-        assert first + FILL // 2 < second < third
+        assert first < second < third
 
 
 def test_rows_are_varied_and_of_several_sequences_with_outputs_as_in_real_steps() -> None:
@@ -87,7 +87,7 @@ def test_rows_are_varied_and_of_several_sequences_with_outputs_as_in_real_steps(
     for rows, num_tokens, num_sequences, num_outputs in seen:
         assert num_sequences == min(rows, 4)
         assert num_tokens > rows // 2
-        assert num_outputs == rows or rows == FILL
+        assert num_outputs == rows
 
 
 def test_widths_that_only_padding_reaches_are_timed_too() -> None:
