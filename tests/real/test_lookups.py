@@ -70,15 +70,12 @@ def test_while_the_breakers_of_one_request_are_looked_up_the_others_go_on(tmp_pa
     assert play(scheduler, ())["dry"].finish
 
 
-def test_requests_with_the_same_breakers_begin_in_the_same_step(tmp_path, lookups: Lookups) -> None:
+def test_the_breakers_of_several_requests_are_looked_up_once(tmp_path, lookups: Lookups) -> None:
     scheduler = scheduler_of(tmp_path, 4)
-    submit_all(scheduler, (replace(asking("x"), request_id=name) for name in "abcd"), 1)
-    lookup = scheduler.waiting[0].lookup
-    assert lookup is not None
     lookups.is_free.set()
-    futures.wait([lookup], 20)
-    scheduler.step()
-    assert len(scheduler.running) == 4
+    results = play(scheduler, [replace(asking("x"), request_id=name) for name in "abcd"])
+    assert all(results[name].finish for name in "abcd")
+    assert lookups.breakers == ["x"]
 
 
 @pytest.mark.parametrize("num_slots", [1, 2])
@@ -131,14 +128,3 @@ def test_what_dry_looks_for_is_copied_and_freed_beside_the_loop(tmp_path, monkey
     assert len(copied) == 12
     assert freed
     assert current_thread().name not in {*copied, *freed}
-
-
-def test_copies_are_made_for_those_who_still_wait(tmp_path: Path, lookups: Lookups) -> None:
-    scheduler = scheduler_of(tmp_path, 4)
-    submit_all(scheduler, (replace(asking("x"), request_id=name) for name in "abcd"), 1)
-    lookup: Any = scheduler.waiting[0].lookup
-    for name in "cd":
-        scheduler.cancel(name)
-    scheduler.step()
-    lookups.is_free.set()
-    assert len(lookup.result(100)) == 3  # and the one that they are copies of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from itertools import groupby
 from typing import Any
@@ -86,9 +86,20 @@ class LlamaFilters:
         return api.llama_sampler_init_infill(self._vocab.handle)
 
     def _dry_sampler(self, p: SamplingParams, context_size: int) -> Any:
-        while lookup := begin_filters(self._vocab, context_size, p):
-            wait([lookup])
-        return self._vocab.dry_samplers[_dry_settings(p, context_size)].result().pop()
+        """A copy of the sampler with these settings; a few of them are kept."""
+        last_n = _window(p.dry_penalty_last_n, context_size)
+        numbers = p.dry_multiplier, p.dry_base, p.dry_allowed_length, last_n
+        breakers = [text.encode("utf-8", "replace") for text in p.dry_sequence_breakers]
+        known, settings = self._vocab.dry_samplers, (*numbers, *breakers)
+        with self._vocab.dry_lock:
+            if (made := known.pop(settings, None)) is None:
+                array = (ctypes.c_char_p * len(breakers))(*breakers)
+                given = self._vocab.handle, *numbers, array, len(breakers)
+                made = api.llama_sampler_init_dry(*given)
+            known[settings] = made
+            if len(known) > 8:
+                api.llama_sampler_free(known.pop(next(iter(known))))
+            return api.llama_sampler_clone(made)
 
     def _grow(self, capacity: int) -> None:
         self._capacity = capacity
@@ -136,50 +147,12 @@ class LlamaFilters:
 
 
 def begin_filters(vocab: LlamaVocab, context_size: int, p: SamplingParams) -> Future[Any] | None:
-    """Future to await before creating `LlamaFilters`, which is fast then; None: nothing to await.
+    """The filters, if a thread has to make them, else None.
 
-    A thread searches all tokens of the vocabulary for the breakers of DRY, which takes 20 to 60 ms
-    per breaker, and copies the result for each waiting request, which may take as long; so call
-    once per request. While it works for another request, nothing is queued: the first to call again
-    is next, so no request waits for lookups of cancelled ones.
+    It searches all tokens of the vocabulary for the breakers of DRY, which takes 20 to 60 ms per
+    breaker, or copies what was found for an earlier request, which may take as long as one.
     """
-    known, settings = vocab.dry_samplers, _dry_settings(p, context_size)
-    has_copy = settings in known and known[settings].done() and len(known[settings].result()) > 1
-    if not p.has_dry or has_copy:
-        return None
-    if (lookup := next((one for one in known.values() if not one.done()), None)) is None:
-        made, gone = known.pop(settings).result() if settings in known else [], []
-        while len(known) >= 8:  # a few are kept for later requests with the same settings
-            gone += known.pop(next(iter(known))).result()
-        vocab.dry_wanted.clear()
-        lookup = known[settings] = _THREAD.submit(_copy_dry, vocab, settings, made, gone)
-    if lookup is known.get(settings):
-        vocab.dry_wanted[id(p)] = p
-    return lookup
-
-
-def _copy_dry(
-    vocab: LlamaVocab, settings: tuple[Any, ...], made: list[Any], gone: list[Any]
-) -> list[Any]:
-    """Make more copies of the first sampler with these settings, and free those of `gone`."""
-    for sampler in gone:
-        api.llama_sampler_free(sampler)
-    if not made:
-        breakers = [b.encode("utf-8", "replace") for b in settings[-1]]
-        array = (ctypes.c_char_p * len(breakers))(*breakers)
-        given = vocab.handle, *settings[:-1], array, len(breakers)
-        made.append(api.llama_sampler_init_dry(*given))
-    made.append(api.llama_sampler_clone(made[0]))
-    while len(made) <= min(len(vocab.dry_wanted), 16):  # some arrive while it looks
-        made.append(api.llama_sampler_clone(made[0]))
-    return made
-
-
-def _dry_settings(p: SamplingParams, context_size: int) -> tuple[Any, ...]:
-    """The parameters of libllama's sampler, the breakers last."""
-    last_n = _window(p.dry_penalty_last_n, context_size)
-    numbers = p.dry_multiplier, p.dry_base, p.dry_allowed_length, last_n
-    return *numbers, p.dry_sequence_breakers
+    return _THREAD.submit(LlamaFilters, vocab, context_size, p) if p.has_dry else None
 
 
 def _window(last_n: int, context_size: int) -> int:

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Hashable, Iterator
-from concurrent.futures import Future
-from functools import cached_property
+from functools import cache, cached_property, partial
+from threading import Lock
 from typing import Any
-from weakref import WeakValueDictionary
 
 from headstart.engine.library import api
 from headstart.structures.interruption import progress
 from headstart.types import FimTokens
-from headstart.types.sampling_params import SamplingParams
 
 _MAX_INFILL_BYTES = 512  # libllama's buffer for one token, which it fails to grow
 
@@ -42,11 +40,10 @@ class LlamaVocab:
         )
         self.add_bos: bool = bool(api.llama_vocab_get_add_bos(vocab))
         self.type: int = api.llama_vocab_type(vocab)
-        self._bytes: list[bytes | None] = [None] * self.size
-        self._texts: list[bytes | None] = [None] * self.size
-        self.dry_samplers: dict[Hashable, Future[Any]] = {}  # oldest first; see filters.py
-        # requests that wait for the current lookup
-        self.dry_wanted = WeakValueDictionary[int, SamplingParams]()
+        self.token_bytes = cache(partial(self._piece, special=False))
+        self.token_text = cache(partial(self._piece, special=True))
+        self.dry_lock = Lock()
+        self.dry_samplers: dict[Hashable, Any] = {}  # the one used last is last; see filters.py
 
     def tokenize(
         self,
@@ -84,18 +81,6 @@ class LlamaVocab:
                 self.handle, raw, len(raw), buffer, capacity, add_special, parse_special
             )
         return buffer[:count]
-
-    def token_bytes(self, token: int) -> bytes:
-        known = self._bytes[token]
-        if known is None:
-            known = self._bytes[token] = self._piece(token, special=False)
-        return known
-
-    def token_text(self, token: int) -> bytes:
-        known = self._texts[token]
-        if known is None:
-            known = self._texts[token] = self._piece(token, special=True)
-        return known
 
     @property
     def pair_marks(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -135,6 +120,8 @@ class LlamaVocab:
         return max((len(self.token_bytes(t)) for t in spelled), default=0)
 
     def _piece(self, token: int, *, special: bool) -> bytes:
+        if not 0 <= token < self.size:  # libllama would abort
+            raise IndexError(f"token {token} is not in the vocabulary (0 to {self.size - 1})")
         count = -64  # below 0: so many do not fit
         while count < 0:
             buffer = ctypes.create_string_buffer(-count)

@@ -44,7 +44,14 @@ class Sampler:
     Its only state is the text read by penalties, and the position in the constraint.
     """
 
-    def __init__(self, params: SamplingParams, engine: Engine, eog_ids: Iterable[int]) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        engine: Engine,
+        eog_ids: Iterable[int],
+        filters: Filters | None = None,
+    ) -> None:
+        """`filters`: those of the engine, if they were made before."""
         self.params = params
         self.legality: GrammarState | None = None  # of a constrained request
         self.num_dropped = 0  # tokens removed by context shifts; the noise still counts them
@@ -64,7 +71,7 @@ class Sampler:
         self._reads_best_only = is_few and self._biased is None and not self.reads_text
         self._is_argmax = self._num_candidates == 1 and not self.reads_text
         self._all_ids: NDArray[np.int32] | None = None
-        self._filters: Filters = engine.make_filters(params)
+        self._filters = filters or engine.make_filters(params)
         self._gap = None if self.reads_text else self._filters.decisive_gap
         # in logits; a choice with a smaller lead may differ in another decode
         self.tie_margin = 0.0

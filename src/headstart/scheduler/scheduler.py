@@ -50,10 +50,7 @@ _NO_LOGITS: Logits = np.empty((0, 0), np.float32)
 
 
 class Scheduler:
-    """Runs requests on the cells of one engine; not thread-safe.
-
-    `step()` returns what it did. `deliver`, set by the owner, sends the events of `take_events()`.
-    """
+    """Runs requests on the cells of one engine; not thread-safe."""
 
     def __init__(
         self,
@@ -110,7 +107,7 @@ class Scheduler:
         """Record which batch widths give equal logits."""
         self.widths = classes
         log.info("%s", classes.promise(self.engine.cache_kind))
-        # choices won by less are counted: either of the two logits may have changed
+        # either of the two logits may have changed
         self.near_tie = 0.0 if classes.is_exact else 2.0 * classes.change
 
     def submit(self, request: Request) -> None:
@@ -158,7 +155,6 @@ class Scheduler:
         self.slot_actions.add(replace(action, namespace=self._prompt_namespace(action)))
 
     def _prompt_namespace(self, asked: Request | SlotAction) -> str:
-        """Namespace of the cached prompts that it may use."""
         return str(asked.adapters or "") if self.config.share_prompts else asked.namespace
 
     def step(self) -> StepRecord:
@@ -318,6 +314,8 @@ class Scheduler:
             self._leave(sequence, is_emptied=end.error is not None)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+        if sequence.lookup is not None:
+            sequence.lookup.cancel()
         has_begun = hasattr(sequence, "sampler") or sequence.lookup or sequence.loading
         if has_begun and sequence.admitted is None:  # a slot was reserved for it
             self._tenants.charge_turn(sequence.tenant)
@@ -329,11 +327,11 @@ class Scheduler:
 
     def wait_for_threads(self) -> None:
         """Idle: wait briefly for background threads."""
-        begun = [work for one in self.waiting for work in (one.loading, one.lookup) if work]
-        begun = [work for work in begun if not work.done()]
+        awaited = (work for one in self.waiting for work in (one.loading, one.lookup))
+        begun = [work for work in awaited if work and not work.done()]
         if len(begun) >= min(len(self.waiting), len(self.cells)):
-            files = [self.slot_actions.file] if self.slot_actions.file else []
-            wait([*begun, *files, *self.compiling.futures.values()], WAIT_SECONDS, FIRST_COMPLETED)
+            others = filter(None, [self.slot_actions.file, *self.compiling.futures.values()])
+            wait([*begun, *others], WAIT_SECONDS, FIRST_COMPLETED)
 
     def _take_ready(self) -> None:
         """Continue slot actions whose file is done; queue or fail requests whose constraint is."""
@@ -374,9 +372,12 @@ class Scheduler:
     def _prepare(self, sequence: Sequence) -> bool:
         """Create the sampler. Returns False if that failed or needs another step."""
         if not hasattr(sequence, "sampler"):
-            if sequence.lookup is None or sequence.lookup.done():
-                sequence.lookup = self.engine.begin_filters(sequence.request.sampling)
-            if sequence.lookup is not None:
+            params, lookups = sequence.request.sampling, (one.lookup for one in self.waiting)
+            if params.has_dry and any(one and not one.done() for one in lookups):
+                return False  # its own, or another's: one at a time, so that tenants take turns
+            if sequence.lookup is None:
+                sequence.lookup = self.engine.begin_filters(params)
+            if sequence.lookup is not None and not sequence.lookup.done():
                 return False
             try:
                 sequence.begin(self.engine, self.vocab)

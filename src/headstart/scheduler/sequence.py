@@ -15,7 +15,7 @@ from headstart.structures.prefix import common_prefix_length, packed
 from headstart.structures.suffix_index import SEPARATOR
 from headstart.structures.tenants import tenant_of
 from headstart.text.stop_strings import StopCriteria
-from headstart.types import Engine, Vocab
+from headstart.types import Engine, Filters, Vocab
 from headstart.types.constraint import NO_LIMIT
 from headstart.types.media import LoadedChunk, chunk_begin, readable
 from headstart.types.request import ProgressEvent, Request, RequestStats
@@ -149,7 +149,7 @@ class Sequence:
     num_awaited: int = 0  # tokens that the leader decodes, or that are restored, while it waits
     loading: Future[StoredPrompt | None] | None = None  # from the disk; see `offloading`
     load_by: float = 0.0  # clock reading after which it no longer waits for that
-    lookup: Future[Any] | None = None  # awaited; see `begin_filters`
+    lookup: Future[Filters] | None = None  # of its sampler; see `begin_filters`
     pauses: list[int] = field(default_factory=list)  # prompt lengths at which to take a checkpoint
     media: tuple[tuple[int, LoadedChunk], ...] = ()  # position and chunk of each of its images
     num_cached: int = 0  # prompt tokens that were not decoded for this request
@@ -180,7 +180,8 @@ class Sequence:
             RequestError: its constraint cannot be applied.
         """
         request = self.request
-        sampler = Sampler(request.sampling, engine, vocab.eog_ids)
+        filters = None if self.lookup is None else self.lookup.result()
+        sampler = Sampler(request.sampling, engine, vocab.eog_ids, filters)
         sampler.begin(self.tokens)
         if not request.sampling.ignore_eos:
             self.end_tokens = vocab.eog_ids

@@ -38,10 +38,10 @@ class Vocab(Protocol):
     def tokenize(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of a text; `parse_special` reads `<|im_end|>` as one token."""
 
-    def token_bytes(self, token: int) -> bytes:
+    def token_bytes(self, token: int, /) -> bytes:
         """The bytes of a token; empty for control tokens."""
 
-    def token_text(self, token: int) -> bytes:
+    def token_text(self, token: int, /) -> bytes:
         """Like `token_bytes`, but control tokens show their spelling."""
 
     def is_control(self, token: int) -> bool:
@@ -332,10 +332,8 @@ class Engine(Protocol):
     def lacks_cells(self) -> bool:
         """Whether the last failed restore was for lack of free cells."""
 
-    def begin_filters(self, params: SamplingParams) -> Future[object] | None:
-        """Future to await before `make_filters`, or None. One worker serves all requests, so the
-        future may belong to another: call again when it completes.
-        """
+    def begin_filters(self, params: SamplingParams) -> Future[Filters] | None:
+        """Filters for one request if they take long to make, in a thread; else None."""
 
     def make_filters(self, params: SamplingParams) -> Filters:
         """Filters for one request."""
