@@ -13,7 +13,6 @@ class FakeChunk:
     def __init__(self, chunk: MediaChunk, num_polls: int, *, is_whole: bool) -> None:
         self.tokens = chunk.ids()
         self.num_cells, self.is_whole, self.num_polls = chunk.num_cells, is_whole, num_polls
-        self.for_draft: FakeChunk | None = None
 
     def prepare(self, asker: object) -> bool:
         self.num_polls -= 1
@@ -27,17 +26,14 @@ class FakeChunk:
 
 
 class Pictures:
-    """Knows every chunk; of three, one is decoded at once, and draft models do not see one."""
+    """Knows every chunk; of three, one is decoded at once."""
 
     def __init__(self) -> None:
         self.found: dict[bytes, FakeChunk] = {}
 
     def find(self, chunk: MediaChunk) -> LoadedChunk:
         kind = chunk.key[0] % 3
-        new = FakeChunk(chunk, 4 * kind, is_whole=kind == 1)
-        if kind:
-            new.for_draft = FakeChunk(chunk, 3, is_whole=kind == 1)
-        return self.found.setdefault(chunk.key, new)
+        return self.found.setdefault(chunk.key, FakeChunk(chunk, 4 * kind, is_whole=kind == 1))
 
 
 def with_pictures(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from tests.images import Kind, picture, projector, wav
 from tests.real.answers import TEMPERATURES, Setting, open_setting
 from tests.real.image_prompts import BYTES, TARGETS, ask, conversation, models, sampling, texts
 from tests.real.pairs import RIGHT, prompt_of
-from tests.real.recorded_rows import ROUNDING, RecordedRows
 
 from headstart.app import demo
 from headstart.app.assemble import Models, build_scheduler
@@ -26,7 +24,6 @@ from headstart.sampling import SamplingParams
 from headstart.scheduler.admission import find_media
 from headstart.scheduler.copy_prices import CopyPrices
 from headstart.scheduler.scheduler import Scheduler
-from headstart.types import DraftRequest
 from headstart.types.errors import ModelError
 from headstart.types.media import MediaQuestion
 from headstart.types.request import (
@@ -57,71 +54,6 @@ def test_output_behind_images_is_the_same_with_drafts_beside_others_and_from_the
         for _ in range(2):
             together = play(drafting, conversation(drafting, temperature))
             assert texts(together) == texts(alone)
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_draft_model_with_a_projector_of_its_own_sees_the_images(target: str, tmp_path) -> None:
-    """The target drafts for itself: where it sees as much, it computes the same."""
-    files = models(tmp_path, *TARGETS[target])
-    pair = replace(files, draft=files.target, draft_projector=files.projector)
-    scheduler = open_setting(Setting("draft-model", 4, 1, exact=False), pair)
-    drafter: Any = scheduler.drafting.speculators["draft-model"].speculator
-    ours, theirs = RecordedRows(scheduler.engine).rows, RecordedRows(drafter.engine).rows
-    for _ in range(2):  # the second time from caches
-        prompt = (picture(1, 56, 40), BYTES[:3], wav(1), picture(2, 40, 28), BYTES[:1])
-        asked = ask(scheduler, "a", *prompt, sampling=sampling(0.0))
-        media: Any = scheduler.media
-        for seen in [media.find(chunk).for_draft for _, chunk in asked.media]:
-            seen.prepare("a test")
-            seen.wait(10.0)
-        play(scheduler, [asked])
-        both = ours.keys() & theirs.keys()
-        assert len(both) > 4
-        assert max(np.abs(ours[text][0] - theirs[text][0]).max() for text in both) < ROUNDING
-        ours.clear()
-        theirs.clear()
-
-
-@pytest.mark.parametrize(("kind", "sees"), [("janus_pro", True), ("qwen2vl_merger", False)])
-def test_a_draft_model_sees_images_that_have_as_many_cells_for_it(kind, sees, tmp_path) -> None:
-    """With another width, and positions of another kind."""
-    found = models(tmp_path, *TARGETS["causal"])
-    (tmp_path / "draft").mkdir()
-    architecture = "llama" if sees else "qwen2vl"
-    size = {"embedding_length": 128}
-    draft = write_model(tmp_path / "draft" / "m.gguf", architecture, changes=size)
-    own = projector(tmp_path / "draft" / "mm.gguf", kind, 128)
-    pair = replace(found, draft=draft, draft_projector=own)
-    scheduler = open_setting(Setting("draft-model", 4, 2, exact=False), pair)
-    image = picture(1, 80, 60)  # 16 cells for one, and more for the other
-    asked = ask(scheduler, "a", BYTES[:9], image, BYTES, sampling=sampling(0.0))
-    off = open_setting(Setting("off", 0, 1, exact=False), found)
-    alone = [ask(off, "a", BYTES[:9], image, BYTES, sampling=sampling(0.0))]
-    assert texts(play(scheduler, [asked])) == texts(play(off, alone))
-    ((_, chunk),) = asked.media
-    media: Any = scheduler.media
-    assert (media.find(chunk).for_draft is not None) == sees
-    assert not scheduler.drafting.speculators["draft-model"].failure
-
-
-def test_nothing_is_encoded_for_the_draft_model_once_the_request_has_left(tmp_path: Path) -> None:
-    files = models(tmp_path, *TARGETS["causal"])
-    pair = replace(files, draft=files.target, draft_projector=files.projector)
-    scheduler = open_setting(Setting("draft-model", 4, 1, exact=False), pair)
-    asked = ask(scheduler, "a", BYTES[:3], picture(1), BYTES)
-    ((at, named),), leaves, media = asked.media, Event(), cast("Any", scheduler.media)
-    media._thread.submit(leaves.wait)
-    try:
-        chunk = media.find(named)
-        chunk.prepare("a")
-        drafter = scheduler.drafting.speculators["draft-model"]
-        request = DraftRequest(0, asked.prompt, 4, media=((at, chunk.for_draft),))
-        (draft,) = drafter.propose([request])
-        assert draft.reason == "draft model is processing the prompt"
-        chunk.drop("a")
-        assert chunk.for_draft._embeddings is None
-    finally:
-        leaves.set()
 
 
 DRAFTERS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -76,11 +76,10 @@ def fit_models(config: Config, models: Models, free: Mapping[str, int] | None = 
 
     def assumed() -> dict[str, int]:
         found = free_memory() | dict(free or {})
-        for projector in (models.projector, models.draft_projector):
-            if projector is not None:  # libmtmd does not report its memory use in advance
-                gpus = [name for name in found if name != HOST]
-                is_on_gpu = bool(gpus) and config.images.mmproj_offload
-                found[gpus[0] if is_on_gpu else HOST] -= 5 * projector.stat().st_size // 4
+        if models.projector is not None:  # libmtmd does not report its memory use in advance
+            gpus = [name for name in found if name != HOST]
+            is_on_gpu = bool(gpus) and config.images.mmproj_offload
+            found[gpus[0] if is_on_gpu else HOST] -= 5 * models.projector.stat().st_size // 4
         return found
 
     if only_embeds(config, models.target):
@@ -220,12 +219,7 @@ def load_drafter(config: Config, models: Models, target: Target) -> dict[str, An
     if not drafter.reads_states:
         room = target.fitted.limits.checkpoint_bytes
         limits = replace(part.limits, checkpoint_bytes=room)
-        draft = LlamaEngine(Model(drafter.path, part.config), part.config, limits)
-        if target.media is not None and models.draft_projector is not None:
-            images, rows = config.images, draft.params.n_ubatch
-            own = Projector(models.draft_projector, draft.model, part.config, images, rows)
-            target.media.show_to_draft(own)
-        return {"engine": draft}
+        return {"engine": LlamaEngine(Model(drafter.path, part.config), part.config, limits)}
     assert isinstance(engine, LlamaEngine), "a model that only embeds has no drafter"
     facts = engine.model.facts
     if not drafter.num_heads and (reason := why_not(drafter, engine.model.path, facts)):

@@ -41,7 +41,6 @@ class Models:
     draft: Path | None = None
     is_demo: bool = False
     projector: Path | None = None  # reads images for the target
-    draft_projector: Path | None = None  # the same for an ordinary draft model
     drafter: Drafter | None = None  # the drafting file: a draft model, or multi-token heads
     types: tuple[str, ...] = ()  # names of speculators, in order of preference
 
@@ -61,10 +60,7 @@ def find_models(config: Config, environment: Mapping[str, str] = os.environ) -> 
     target = _local("--model", model.model, "--hf-repo", model.hf_repo)
     draft = _local("--draft-model", model.draft_model, "--draft-hf-repo", model.draft_hf_repo)
     images = config.images
-    projector, draft_projector = (
-        _local(flag, path if images.mmproj_auto else None, "", None)
-        for flag, path in (("--mmproj", images.mmproj), ("--draft-mmproj", images.draft_mmproj))
-    )
+    projector = _local("--mmproj", images.mmproj if images.mmproj_auto else None, "", None)
     if model.hf_repo:
         repository = hub.open(model.hf_repo)
         files = repository.select(model.hf_file)
@@ -73,30 +69,19 @@ def find_models(config: Config, environment: Mapping[str, str] = os.environ) -> 
             kinds = drafters_wanted(config)
             beside = choose_drafter(repository.paths, kinds, repository.quant, files[0])
             draft = _fetch_beside(config, repository, beside, target) if beside else None
-        if projector is None and images.mmproj_auto:
-            projector = _projector_beside(repository, files[0])
+        if projector is None and images.mmproj_auto:  # of any quant, as in llama-server
+            mmproj = choose_drafter(repository.paths, ("mmproj",), "", files[0])
+            projector = repository.fetch([mmproj]) if mmproj else None
     if model.draft_hf_repo:
         repository = hub.open(model.draft_hf_repo)
         paths, quant = repository.paths, repository.quant
         whole = choose_file(paths, quant) or ""
         files = repository.select(choose_drafter(paths, _drafters_named(config), quant, whole))
         draft = repository.fetch(files)
-    if draft_projector is not None and projector is None:
-        raise ConfigError("--draft-mmproj is given but no --mmproj: the target reads no images")
     is_demo = target is None
     if target is None:
         target, draft = demo.path(demo.TARGET), draft or demo.path(demo.DRAFT)
-    found = Models(target, draft, is_demo, projector, draft_projector)
-    is_wanted = model.draft_hf_repo and draft_projector is None and projector is not None
-    if is_wanted and not why_blind(config, choose_speculators(config, found)):
-        return replace(found, draft_projector=_projector_beside(repository, files[0]))
-    return found
-
-
-def _projector_beside(repository: Repository, file: str) -> Path | None:
-    """A projector in a model's repository; its quant is ignored, as in llama-server."""
-    mmproj = choose_drafter(repository.paths, ("mmproj",), "", file)
-    return repository.fetch([mmproj]) if mmproj else None
+    return Models(target, draft, is_demo, projector)
 
 
 def _local(flag: str, path: str | None, remote_flag: str, reference: str | None) -> Path | None:
@@ -207,24 +192,4 @@ def choose_speculators(config: Config, models: Models) -> Models:
     if only_embeds(config, target):
         types = ()
     is_used = drafter is not None and any(uses_file(name) for name in types)
-    models = replace(models, drafter=drafter if is_used else None, types=types)
-    if models.draft_projector is not None and (reason := why_blind(config, models)):
-        if config.images.draft_mmproj is not None:
-            raise ConfigError(f"--draft-mmproj is given but {reason}; leave it out")
-        models = replace(models, draft_projector=None)
-    return models
-
-
-def why_blind(config: Config, models: Models) -> str:
-    """Why a projector is of no use to what was chosen to draft; "" if it is of use."""
-    from headstart.app.loading import make_translator
-    from headstart.engine.model import Model
-
-    drafter = models.drafter
-    if drafter is None:
-        return "no draft model drafts here"
-    if drafter.reads_states:
-        return f"{drafter.path.name} drafts from the target's states, not from images"
-    if make_translator(config, Model(models.target), Model(drafter.path)) is not None:
-        return f"{drafter.path.name} has other tokens than {models.target.name} and sees no images"
-    return ""
+    return replace(models, drafter=drafter if is_used else None, types=types)

@@ -317,10 +317,6 @@ class ImageConfig:
         None, "GGUF file of a projector, which lets the model read images or sounds; default: the "
         "one in the model's repository on the hub",
     )  # fmt: skip
-    draft_mmproj: str | None = option(
-        None, "projector of the draft model, which then sees images; "
-        "default: the one in the repository of --draft-hf-repo",
-    )  # fmt: skip
     mmproj_auto: bool = option(True, "use the projector in the model's repository on the hub")
     mmproj_offload: bool = option(True, "compute the projector on the GPU")
     image_min_tokens: int = option(

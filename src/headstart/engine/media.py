@@ -8,11 +8,9 @@ is encoded once.
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,6 @@ from headstart.types.errors import EngineError, HeadstartError, ModelError, Requ
 from headstart.types.media import MediaChunk, MediaPart, MediaQuestion
 from headstart.types.request import ErrorEvent, ReplyEvent
 
-log = logging.getLogger(__name__)
 Parts = tuple[tuple[MediaPart, ...], ...]
 """The parts of the prompt that each file becomes."""
 
@@ -59,7 +56,6 @@ class LlamaChunk:
         self._projector, self._pointer = projector, pointer
         self._embeddings: Future[NDArray[np.float32]] | None = None
         self._askers: set[object] = set()  # requests that wait for the embeddings or use them
-        self.for_draft: LlamaChunk | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -67,15 +63,11 @@ class LlamaChunk:
         num_numbers = self.num_cells * self._projector.width
         if self._pointer is not None:  # pixels: of a fixed size, or at least so many to a cell
             num_numbers = max(self._projector.num_pixels, self.num_cells * 28**2) * 3
-        return 4 * num_numbers + (self.for_draft.num_bytes if self.for_draft else 0)
+        return 4 * num_numbers
 
-    def prepare(self, asker: object | None) -> bool:
-        if asker is not None:
-            self._askers.add(asker)
-        is_ready = self._begun().done()
-        if self.for_draft is not None:  # needed after it
-            self.for_draft.prepare(asker)
-        return is_ready
+    def prepare(self, asker: object) -> bool:
+        self._askers.add(asker)
+        return self._begun().done()
 
     def _begun(self) -> Future[NDArray[np.float32]]:
         if self._embeddings is None:
@@ -88,8 +80,6 @@ class LlamaChunk:
 
     def drop(self, asker: object) -> None:
         self._askers.discard(asker)
-        if self.for_draft is not None:
-            self.for_draft.drop(asker)
         future = self._embeddings
         if future is None:
             return
@@ -190,7 +180,6 @@ class Projector:
         self._parts: OrderedDict[bytes, tuple[MediaPart, ...]] = OrderedDict()  # likewise, by file
         # with their files, which a thread that encodes for seconds must not hold
         self._questions: dict[str, tuple[MediaQuestion, Future[Parts]]] = {}
-        self._of_draft: Projector | None = None
         # libllama aborts on unknown tokens: an image that is not tiled, and one that may be
         sizes = ((64, 64), (2048, 1024)) if "image" in self.modalities else ()
         for width, height in sizes:
@@ -215,10 +204,6 @@ class Projector:
                     f"{_NOT_ALONE[kind]}, but here images are read alone, so that they are kept; "
                     "start with --no-mmproj for text"
                 )
-
-    def show_to_draft(self, projector: Projector) -> None:
-        """Encode files for a draft model too, from now on, with its own projector."""
-        self._of_draft, projector._thread = projector, self._thread
 
     def find(self, chunk: MediaChunk) -> LlamaChunk | None:
         found = self._chunks.get(chunk.key)
@@ -257,8 +242,6 @@ class Projector:
 
     def close(self) -> None:
         """Free the projector; its chunks must not be encoded afterwards."""
-        if self._of_draft is not None:
-            self._of_draft.close()
         self._thread.shutdown(cancel_futures=True)
         self._chunks.clear()
         context, self._context = self._context, None
@@ -296,26 +279,10 @@ class Projector:
         if not keys or not all(one in self._chunks for one in keys):
             pieces = enumerate(self._pieces(self._bitmap(file)))
             parts = tuple(self._part(piece, key + b"%d" % index) for index, piece in pieces)
-            if self._of_draft is not None:
-                self._show(file, parts, self._of_draft)
         self._parts[key] = parts
         while len(self._parts) > 4096:
             self._parts.popitem(last=False)
         return parts
-
-    def _show(self, file: bytes, parts: Sequence[MediaPart], draft: Projector) -> None:
-        """Attach the draft model's chunks of a file if its projector makes as many cells."""
-        own = [self._chunks[part.key] for part in parts if isinstance(part, MediaChunk)]
-        with suppress(RequestError):  # not a file for this one
-            pieces = draft._pieces(draft._bitmap(file))
-            others = [draft._chunk(piece) for piece in pieces if _text_of(piece) is None]
-            sizes, of_draft = ([one.num_cells for one in chunks] for chunks in (own, others))
-            if sizes != of_draft:
-                words = "the draft model does not see a file: it has %s cells there, not %s"
-                log.warning(words, of_draft, sizes)
-                return
-            for chunk, other in zip(own, others, strict=True):
-                chunk.for_draft = other
 
     def _pieces(self, bitmap: Any) -> Iterator[Any]:
         """libmtmd's chunks of a file, which are freed after the last one."""

@@ -67,7 +67,7 @@ class GuardedSpeculator:
         """Guard a speculator for a target with `vocab_size` token ids."""
         self.speculator = speculator
         self.name = speculator.name
-        self.is_model, self.sees_images = speculator.is_model, speculator.sees_images
+        self.is_model = speculator.is_model
         self._vocab_size = vocab_size
         self.failure = ""
         self.last_seconds = 0.0  # of the last propose

@@ -128,7 +128,6 @@ def _requests(granted: list[AskedAnswer], model: GuardedSpeculator) -> Iterator[
             sequence, before = one.answer.sequence, one.answer.draft[: one.num_before]
             state = sequence.legality
             tokens = sequence.tokens_for(model)
-            images = [(start, chunk.for_draft) for start, chunk in sequence.media]
             legality = None
             if state is not None and state.is_active and not state.is_over:
                 legality = loans.enter_context(state.lookahead())
@@ -147,7 +146,6 @@ def _requests(granted: list[AskedAnswer], model: GuardedSpeculator) -> Iterator[
                     legality,
                     len(before),
                     one.skips,
-                    tuple((start, chunk) for start, chunk in images if chunk is not None),
                 )
             )
         yield requests

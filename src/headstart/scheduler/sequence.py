@@ -193,9 +193,7 @@ class Sequence:
 
     def tokens_for(self, speculator: GuardedSpeculator) -> OwnedTokens:
         """The text as this speculator may see it."""
-        if not speculator.is_model:
-            return self.text_tokens
-        return self.tokens if speculator.sees_images else self.model_tokens
+        return self.model_tokens if speculator.is_model else self.text_tokens
 
     @property
     def packed(self) -> array[int]:

@@ -105,9 +105,6 @@ class Speculator(ABC):
     needs_draft_model: ClassVar[bool] = False
     needs_heads: ClassVar[bool] = False  # the same for multi-token heads of the target
 
-    # models: receives image cells as negative ids instead of placeholders
-    sees_images: bool = False
-
     # A frozen dataclass; its fields become flags --spec-<name>-<field>. `config.option` declares a
     # field with its help and aliases; its mark `limits_draft` means that it is the longest draft,
     # so that the server can warn if --draft-max is lower.

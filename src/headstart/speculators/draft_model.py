@@ -19,7 +19,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,8 +33,6 @@ from headstart.text.vocabulary.translated_sequence import TranslatedSequence
 from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 from headstart.types import Batch, CacheKind, ContextFullError, Draft, DraftRequest, Engine
 from headstart.types.engine import SavedState
-from headstart.types.errors import EngineError
-from headstart.types.media import PLACEHOLDER, chunk_begin, readable
 
 # For caches that cannot be truncated: up to _AGAIN settled tokens are decoded again rather than in
 # a separate batch to keep the state after them; _LONG or more get a checkpoint _OPEN_END tokens
@@ -77,7 +74,6 @@ class DraftModelSpeculator(Speculator):
         self.num_decoded = 0  # rows
         self.most_read = 256  # tokens of texts decoded per step, to limit its time
         self._translator = translator
-        self.sees_images = translator is None
         preference = Preference(self.options.sampling)
 
         def make_sequence() -> CachedSequence:
@@ -191,7 +187,6 @@ class DraftModelSpeculator(Speculator):
         history = sequence.without_gap(history)
         known = max(0, min(sequence.synced, num_stable, len(sequence.tokens)))
         shared = min(common_prefix_length(sequence.tokens, history, known), len(history) - 1)
-        shared = chunk_begin(history, shared)
         limit = min(
             sequence.tokenizer.num_draft_tokens(request.max_tokens),
             self.engine.context_size - len(history),
@@ -216,14 +211,13 @@ class DraftModelSpeculator(Speculator):
         sequence.num_catch_up = len(history) - shared
         num_new = len(request.tokens) - sequence.num_history
         sequence.num_settled = sequence.tokenizer.num_settled(history, num_new)
-        sequence.pending = list(history[shared : sequence.next_end(shared, room)])
+        sequence.pending = list(history[shared : shared + room])
         sequence.num_caught_up = len(request.tokens)
         return sequence
 
     def _catch_up(self, sequence: CachedSequence, room: int) -> None:
         """If the pending tokens do not fit into this call, decode a part and draft later."""
-        known = len(sequence.tokens)
-        del sequence.pending[sequence.next_end(known, max(0, room)) - known :]
+        del sequence.pending[max(0, room) :]
         if sequence.num_catch_up <= len(sequence.pending):
             return
         sequence.builder.reason = "draft model is processing the prompt"
@@ -242,7 +236,7 @@ class DraftModelSpeculator(Speculator):
         ahead: list[tuple[CachedSequence, list[int]]] = []
         for sequence in active:
             settled = sequence.num_settled - _OPEN_END * (sequence.num_catch_up >= _LONG)
-            num_known = sequence.whole(settled) - len(sequence.tokens)
+            num_known = settled - len(sequence.tokens)
             if 0 < num_known < len(sequence.pending) and settled - sequence.kept > _AGAIN:
                 ahead.append((sequence, sequence.pending[num_known:]))
                 del sequence.pending[num_known:]
@@ -271,19 +265,11 @@ class DraftModelSpeculator(Speculator):
     def _decode(self, active: Sequence[CachedSequence]) -> NDArray[np.float32]:
         """Decode the pending tokens; returns one row of logits per draft still growing."""
         batch = self._batch
-        for sequence in [s for s in active if s.request.media]:
-            try:
-                self._decode_images(sequence)
-            except EngineError:  # failed to encode: other drafts continue
-                sequence.builder.reason = "draft model cannot see an image"
-                sequence.pending = []
-                sequence.count_held()
         batch.clear()
         for sequence in active:
             position, pending = len(sequence.tokens), sequence.pending
             num_outputs = 0 if sequence.builder.reason or not pending else 1
             batch.add(sequence.request.seq_id, position, pending, num_outputs)
-        np.maximum(batch.tokens, PLACEHOLDER, out=batch.tokens)  # cells of unseen images
         logits = self.engine.decode(batch) if batch.num_rows else np.empty((0, 0), np.float32)
         self.num_decoded += batch.num_rows
         for sequence in active:
@@ -292,25 +278,6 @@ class DraftModelSpeculator(Speculator):
             if is_history and not sequence.builder.tokens:
                 sequence.synced = len(sequence.tokens)
         return logits
-
-    def _decode_images(self, sequence: CachedSequence) -> None:
-        """Decode the images among the pending tokens, each separately, and the text before each."""
-        batch, pending = self._batch, sequence.pending
-        for start, chunk in sequence.images():
-            at = start - len(sequence.tokens)
-            if not 0 <= at < len(pending):
-                continue
-            edges = range(at, at + chunk.num_cells, batch.capacity)
-            for begin, end in pairwise([0, *edges, at + chunk.num_cells]):
-                batch.clear()
-                batch.media = (chunk, begin - at) if begin >= at else None
-                rows = pending[begin:end] if batch.media else readable(pending[begin:end])
-                batch.add(sequence.request.seq_id, len(sequence.tokens), rows, 0)
-                if rows:
-                    self.engine.decode(batch)
-                sequence.tokens += pending[begin:end]
-                self.num_decoded += len(rows)
-            del pending[: at + chunk.num_cells]
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
         return max(0, len(history) - 1 - self._sequences[seq_id].num_without_gap)

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.vocabulary.draft_tokenizer import DraftBuilder, DraftTokenizer
 from headstart.types import Draft, DraftRequest
-from headstart.types.media import LoadedChunk, chunk_begin
 
 # at least the first tokens are decoded if the middle of a text is skipped: models rely on them
 # whatever they are (Xiao et al. 2023, "attention sinks", https://arxiv.org/abs/2309.17453)
@@ -90,37 +89,12 @@ class CachedSequence:
         num_recent = room - max(0, start - held)
         # skipped tokens are settled: the history may shrink to its first num_history tokens
         stop = min(len(history) - num_recent, self.num_history - 1)
-        start, stop = chunk_begin(history, start), chunk_begin(history, stop)
         if stop > start:
             self.gap, self.synced = range(start, stop), min(self.synced, start)
 
     @property
     def is_active(self) -> bool:
         return self.builder.has_room and bool(self.pending)
-
-    def images(self) -> list[tuple[int, LoadedChunk]]:
-        """Images visible to the draft model, and their starts in its cache."""
-        gap = self.gap
-        return [
-            (start - (len(gap) if start >= gap.start else 0), chunk)
-            for start, chunk in self.request.media
-            if start not in gap
-        ]
-
-    def whole(self, length: int) -> int:
-        """`length`, or the end of the image that contains it."""
-        ends = (at + chunk.num_cells for at, chunk in self.images() if at < length)
-        return max([length, *ends])
-
-    def next_end(self, start: int, room: int) -> int:
-        """End of a decode from `start` on: images are decoded whole, and only once they are
-        encoded.
-        """
-        if not self.request.media or not room:
-            return start + room
-        images = self.images()
-        unready = (at for at, one in images if at >= start and not one.prepare(None))
-        return min([self.whole(start + room), *unready])
 
     def extend(self, logits: NDArray[np.float32]) -> None:
         """Pick the next token from the row after the last one, or end the draft."""

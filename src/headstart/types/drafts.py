@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from headstart.types.media import LoadedChunk
 
 Choose = Callable[[NDArray[np.float32], int], "TokenChoice"]
 """How a draft model picks as the request would: (logits of a row, position) -> TokenChoice."""
@@ -63,8 +60,6 @@ class DraftRequest:
     num_drafted: int = 0
     # models only; the middle of a long text may be skipped: see `Speculator.num_recent`
     can_skip: bool = False
-    # models only; position and chunk of visible images, whose cells have negative ids
-    media: tuple[tuple[int, LoadedChunk], ...] = ()
 
 
 @dataclass(slots=True)

@@ -57,14 +57,10 @@ class LoadedChunk(Protocol):
     num_cells: int
     is_whole: bool  # all cells are decoded at once
 
-    @property
-    def for_draft(self) -> LoadedChunk | None:
-        """The draft model's chunk of the same image, if it sees images."""
-
-    def prepare(self, asker: object | None) -> bool:
+    def prepare(self, asker: object) -> bool:
         """Have its embeddings computed; returns whether they are.
 
-        `asker`: the request that will `drop` it; None: on behalf of such a request.
+        `asker`: the request that will `drop` it.
         """
 
     def wait(self, seconds: float) -> None:

@@ -23,13 +23,11 @@ from tests.harness import (
     step_until,
     steps,
 )
-from tests.pictures import FakeChunk, with_pictures
 from tests.unit.scheduler.conversations import ask, conversation
 
 from headstart.config import SpeculationConfig
 from headstart.speculators.draft_model import DraftModelSpeculator
-from headstart.types import Batch, CacheKind, DraftRequest
-from headstart.types.errors import EngineError
+from headstart.types import CacheKind, DraftRequest
 from headstart.types.request import SpeculativeParams
 
 
@@ -260,35 +258,6 @@ def test_it_does_not_draft_below_the_wanted_probability() -> None:
     few, many = (answers[n].stats.drafts for n in ("r", "bold"))
     assert 0 <= few.num_drafted < many.num_drafted
     assert few.reasons["draft model is unsure"] > 0
-
-
-class PartlyBlind(Model):
-    """Cannot decode images until it is mended."""
-
-    is_mended = False
-
-    def launch(self, batch: Batch) -> None:
-        if batch.media is not None and not self.is_mended:
-            raise EngineError("a file could not be encoded")
-        super().launch(batch)
-
-
-def test_an_image_that_cannot_be_encoded_costs_its_own_draft_and_no_other() -> None:
-    engine = PartlyBlind()
-    speculator = DraftModelSpeculator(engine)
-    (text, images), other = with_pictures(range(1, 9), (4, 1)), [*range(1, 9)]
-    media = tuple((at, FakeChunk(one, 0, is_whole=True)) for at, one in images)
-    speculator.begin(0, text)
-    speculator.begin(1, other)
-    asked = [DraftRequest(0, text, 2, media=media), DraftRequest(1, other, 2)]
-    for _ in range(2):
-        without, draft = speculator.propose(asked)
-        assert (without.tokens, without.reason) == ((), "draft model cannot see an image")
-        assert not without.is_ready
-        assert len(draft.tokens) == 2
-        assert speculator.num_catch_up(0, text) == len(text) - 1 - 4
-    engine.is_mended = True
-    assert [len(draft.tokens) for draft in speculator.propose(asked)] == [2, 2]
 
 
 class SecondModelSpeculator(DraftModelSpeculator):

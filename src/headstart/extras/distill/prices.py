@@ -50,7 +50,7 @@ def of_machine(config: Config, models: Models) -> StepPrices:
     """
     spec = SpeculationConfig(spec_type="suffix", spec_state=config.speculation.spec_state)
     alone = replace(config, speculation=spec)
-    target = replace(models, draft=None, draft_projector=None)
+    target = replace(models, draft=None)
     for settings, files in ((config, models), (alone, target)):
         controller = load_control(settings, choose_speculators(settings, files))[0]
         if len((cost := controller.describe()["cost_ms"]).get("rows", ())) >= 4:  # widths
