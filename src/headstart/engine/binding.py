@@ -60,14 +60,14 @@ void* llama_get_embeddings(void*)
 void* llama_get_embeddings_seq(void*, int32)
 void* llama_get_logits(void*)
 """
-# exported, but not declared in any header; followed by their mangled names
+# exported, but not declared in any header; followed by its mangled name
 UNNAMED = """
-void llama_set_embeddings_nextn(void*, bool, bool) _Z26llama_set_embeddings_nextnP13llama_contextbb ?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z
-void* llama_get_embeddings_nextn(void*) _Z26llama_get_embeddings_nextnP13llama_context ?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z
-void llama_set_nextn_layer_offset(void*, int32) _Z28llama_set_nextn_layer_offsetP13llama_contexti ?llama_set_nextn_layer_offset@@YAXPEAUllama_context@@H@Z
-void llama_set_embeddings_layer_inp(void*, uint32, bool) _Z30llama_set_embeddings_layer_inpP13llama_contextjb ?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z
-void* llama_get_embeddings_layer_inp(void*, uint32) _Z30llama_get_embeddings_layer_inpP13llama_contextj ?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z
-uint32 llama_model_target_layer_ids_n(void*) _Z30llama_model_target_layer_ids_nPK11llama_model ?llama_model_target_layer_ids_n@@YAIPEBUllama_model@@@Z
+void llama_set_embeddings_nextn(void*, bool, bool) _Z26llama_set_embeddings_nextnP13llama_contextbb
+void* llama_get_embeddings_nextn(void*) _Z26llama_get_embeddings_nextnP13llama_context
+void llama_set_nextn_layer_offset(void*, int32) _Z28llama_set_nextn_layer_offsetP13llama_contexti
+void llama_set_embeddings_layer_inp(void*, uint32, bool) _Z30llama_set_embeddings_layer_inpP13llama_contextjb
+void* llama_get_embeddings_layer_inp(void*, uint32) _Z30llama_get_embeddings_layer_inpP13llama_contextj
+uint32 llama_model_target_layer_ids_n(void*) _Z30llama_model_target_layer_ids_nPK11llama_model
 void* llama_get_memory_breakdown(void*, void*) _Z26llama_get_memory_breakdownPK13llama_context
 void* llama_context_get_sched(void*) _ZNK13llama_context9get_schedEv
 """  # noqa: E501

@@ -39,7 +39,7 @@ def installed_folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def _library_in(folder: Path, name: str = "llama") -> Path | None:
-    files = (folder / file for file in (f"lib{name}.so", f"lib{name}.dylib", f"{name}.dll"))
+    files = (folder / f"lib{name}.{end}" for end in ("so", "dylib"))
     return next(filter(os.path.isfile, files), None)  # the cache may be another user's, and closed
 
 
@@ -155,7 +155,7 @@ def loaded_with(folder: Path, name: str) -> ctypes.CDLL:
     Raises:
         ModelError: it is missing.
     """
-    ends = (".so", ".so.*", ".*dylib", ".dll")
+    ends = (".so", ".so.*", ".*dylib")
     files = [file for end in ends for file in folder.glob(name + end)]
     for mode in (getattr(os, "RTLD_NOLOAD", 0), 0):
         for file in files:

@@ -52,7 +52,9 @@ def cpu_quota(groups: Path = _GROUPS) -> float | None:
 
 def available_memory(meminfo: Path = Path("/proc/meminfo"), groups: Path = _GROUPS) -> int:
     """Bytes of main memory that can be used now; page cache counts as available."""
-    available = 1024 * _statistic(meminfo, "MemAvailable:") or _from_sysconf()
+    available = 1024 * _statistic(meminfo, "MemAvailable:")
+    if not available:  # macOS
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4
     for folder in _group_folders(groups, "memory"):
         limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes") or ""
         used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes") or ""
@@ -60,14 +62,6 @@ def available_memory(meminfo: Path = Path("/proc/meminfo"), groups: Path = _GROU
             cached = _statistic(folder / "memory.stat", "inactive_file")
             available = min(available, max(0, int(limit) - int(used) + cached))
     return available
-
-
-def _from_sysconf() -> int:
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4
-    except (ValueError, OSError, AttributeError):
-        # assumed if the system does not say
-        return 8 << 30
 
 
 def _group_folders(groups: Path, controller: str) -> list[Path]:

@@ -36,7 +36,7 @@ def replacement(path: Path, *, is_flushed: bool = True) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    if is_flushed and os.name == "posix":  # make the rename durable
+    if is_flushed:  # make the rename durable
         descriptor = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -1,14 +1,15 @@
 """Differences between operating systems: processes, priorities, limits, memory.
 
-The only module of a plain server that calls POSIX-only functions. On Windows its functions use an
-equivalent, or do nothing.
+The only module of a plain server that calls POSIX-only functions.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
+import resource
 import signal
 import socket
 import sys
@@ -17,10 +18,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-
-if sys.platform != "win32":
-    import fcntl
-    import resource
 
 LOW_PRIORITY = 10  # added to the niceness: next to a busy thread a tenth of a core is left
 PATIENCE = 12  # how much longer than its CPU time work of low priority may take
@@ -119,8 +116,7 @@ def set_niceness(niceness: int) -> None:
     Raises:
         OSError: the user lacks the permission.
     """
-    if sys.platform != "win32":
-        os.setpriority(os.PRIO_PROCESS, 0, niceness)
+    os.setpriority(os.PRIO_PROCESS, 0, niceness)
 
 
 def allowed_cpus() -> set[int] | None:
@@ -137,8 +133,6 @@ def allow_files(wanted: int) -> int | None:
     """Limit of open files of this process, after raising it to `wanted` if permitted; None: no
     limit.
     """
-    if sys.platform == "win32":
-        return None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return None
@@ -150,7 +144,7 @@ def allow_files(wanted: int) -> int | None:
 
 def widen_pipe(number: int) -> None:
     """Enlarge a pipe's buffer to a megabyte, if the system supports and allows it."""
-    with contextlib.suppress(NameError, AttributeError, OSError):
+    with contextlib.suppress(AttributeError, OSError):
         fcntl.fcntl(number, fcntl.F_SETPIPE_SZ, 1 << 20)
 
 
@@ -161,7 +155,7 @@ def unix_socket() -> socket.socket:
 
 def is_unix_socket(one: socket.socket) -> bool:
     """Whether a socket is one of `unix_socket`."""
-    return one.family == getattr(socket, "AF_UNIX", None)
+    return one.family == socket.AF_UNIX
 
 
 def own_group(*files: int) -> dict[str, Any]:

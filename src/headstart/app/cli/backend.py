@@ -108,7 +108,7 @@ def _unpack(file: Path, folder: Path) -> None:
     with zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             name = PurePosixPath(member.filename).name
-            if name.endswith((".so", ".dylib", ".dll")) or ".so." in name:
+            if name.endswith((".so", ".dylib")) or ".so." in name:
                 with archive.open(member) as source, (folder / name).open("wb") as target:
                     shutil.copyfileobj(source, target)
                 os.chmod(folder / name, 0o755)
