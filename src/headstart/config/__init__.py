@@ -20,5 +20,4 @@ from headstart.config.settings import Config as Config
 from headstart.config.settings import ModelConfig as ModelConfig
 from headstart.config.settings import SchedulerConfig as SchedulerConfig
 from headstart.config.settings import SpeculationConfig as SpeculationConfig
-from headstart.config.settings import read_weights as read_weights
 from headstart.config.settings import speculators_named as speculators_named

@@ -8,7 +8,6 @@ the spellings that llama-server's users type.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,34 +150,6 @@ class SchedulerConfig:
         "have some; then 429",
         least=1,
     )
-    tenant_weights: str | None = option(
-        None,
-        "shares of tenants in slots and prompt processing: NAME=WEIGHT,...; NAME is an API key or "
-        "a tenant of --tenant-header; others have 1",
-        is_secret=True,
-    )
-
-    def __post_init__(self) -> None:
-        read_weights(self.tenant_weights)
-
-
-def read_weights(text: str | None) -> dict[str, float]:
-    """Parse `NAME=WEIGHT,...`: weights by key or tenant.
-
-    Raises:
-        ConfigError: a weight is not a number from 0.001 to 1000.
-    """
-    weights = dict[str, float]()
-    for number, part in enumerate((text or "").split(",")):
-        name, _, weight = part.strip().rpartition("=")
-        with suppress(ValueError):
-            weights[name] = float(weight)
-        if part.strip() and not (name and 0.001 <= weights.get(name, 0.0) <= 1000):
-            raise ConfigError(  # without the text, which may be a key
-                f"entry {number + 1} of --tenant-weights must be NAME=WEIGHT, with a weight from "
-                "0.001 to 1000"
-            )
-    return weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

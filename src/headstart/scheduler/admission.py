@@ -9,7 +9,6 @@ import numpy as np
 
 from headstart.scheduler.sequence import Sequence
 from headstart.structures.prefix import packed
-from headstart.structures.tenants import namespaces_of
 from headstart.types import Engine
 from headstart.types.errors import CapacityError, ContextLengthError, QuotaError, RequestError
 from headstart.types.media import LoadedChunk, MediaChunk, MediaStore
@@ -67,11 +66,7 @@ def find_media(
 class Tenants:
     """Fair order of tenants: the requests of each, and the turns each has had."""
 
-    def __init__(self, weights: Mapping[str, float]) -> None:
-        """`weights`: by name of a key or tenant; others have weight 1."""
-        self._weights = {
-            made: weight for name, weight in weights.items() for made in namespaces_of([name])
-        }
+    def __init__(self) -> None:
         self._held = Counter[str]()  # requests, waiting and running
         # by tenant, when its next turn comes. Source: Parekh and Gallager 1993, "A generalized
         # processor sharing approach to flow control", https://doi.org/10.1109/90.234856
@@ -100,42 +95,37 @@ class Tenants:
 
     def charge_turn(self, tenant: str) -> None:
         """Charge the tenant for a request that starts."""
-        self._now += 1.0 / sum(map(self.weight, self._held))
-        self._due[tenant] += 1.0 / self.weight(tenant)
+        self._now += 1.0 / len(self._held)
+        self._due[tenant] += 1.0
 
-    def weight(self, tenant: str) -> float:
-        """The tenant's share, as a multiple of that of a tenant without a weight."""
-        return self._weights.get(tenant, 1.0)
-
-    def load(self, tenant: str) -> float:
-        """Number of the tenant's requests divided by its weight."""
-        return self._held[tenant] / self.weight(tenant)
+    def num_held(self, tenant: str) -> int:
+        """Number of the tenant's requests."""
+        return self._held[tenant]
 
     def order(self, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> list[Sequence]:
         """Round robin over tenants: the first request of each, then the second ..., counting
-        running ones; the third of a tenant with weight two comes with the second of others.
+        running ones.
 
         Ties go to the tenant whose turn comes first. Requests of one tenant are ordered by
         priority, then by arrival.
         """
         ranks = Counter(one.tenant for one in running)
-        places: dict[Sequence, tuple[float, float]] = {}
+        places: dict[Sequence, tuple[int, float]] = {}
         for sequence in sorted(waiting, key=own_rank):
             tenant = sequence.tenant
-            places[sequence] = ranks[tenant] / self.weight(tenant), self._due[tenant]
+            places[sequence] = ranks[tenant], self._due[tenant]
             ranks[tenant] += 1
         return sorted(places, key=places.__getitem__)
 
     def gives_way(self, tenant: str, other: str, held: Mapping[str, int] | None = None) -> bool:
         """Whether moving one request from `tenant` to `other` still leaves `tenant` with at least
-        as much, by weight.
+        as many.
 
         Args:
             held: requests of each; all they have if left out.
         """
         held = self._held if held is None else held
-        mine, others = held.get(tenant, 0) - 1, held.get(other, 0) + 1
-        return mine / self.weight(tenant) >= others / self.weight(other)
+        return held.get(tenant, 0) - 1 >= held.get(other, 0) + 1
 
     def find_surplus(
         self,
@@ -152,7 +142,7 @@ class Tenants:
         """
         sequences = list(sequences)
         held = Counter(one.tenant for one in sequences)
-        most = max(held, key=lambda one: held[one] / self.weight(one), default=tenant)
+        most = max(held, key=held.__getitem__, default=tenant)
         held[tenant] += max(0, sum(one.tenant == tenant for one in asking) - 1)
         if not self.gives_way(most, tenant, held):
             return None

@@ -5,8 +5,8 @@ wait for cells, one starts if it fits beside those that run and come before it; 
 to give up theirs.
 
 First comes the request that has the turn, then the others by the cells that their tenant claims up
-to and including them, by weight; those of one tenant by priority, then by arrival. So the tenant
-that holds most gives some up. One that starts claims what it may grow by, too, up to an eighth of
+to and including them; those of one tenant by priority, then by arrival. So the tenant that holds
+most gives some up. One that starts claims what it may grow by, too, up to an eighth of
 all cells.
 
 A turn lasts until its request has emitted TURN tokens, or an eighth of all cells if that is more,
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from headstart.scheduler.admission import Tenants, own_rank
+from headstart.scheduler.admission import own_rank
 from headstart.scheduler.sequence import Sequence
 
 TURN = 256  # tokens
@@ -32,10 +32,9 @@ TURN = 256  # tokens
 class CellOrder:
     """The order, and whose turn it is."""
 
-    def __init__(self, num_cells: int, tenants: Tenants) -> None:
+    def __init__(self, num_cells: int) -> None:
         # number of the request that has the turn: a reference would keep it in memory
         self.first: int | None = None
-        self._tenants = tenants
         self._turn = max(TURN, num_cells // 8)
         self._until = 0  # tokens that `first` has emitted at the end of its turn
         self._tenant, self._num_steps = "", self._turn  # of the turn
@@ -83,12 +82,12 @@ class CellOrder:
         order = sorted(waiting, key=lambda one: one.number != self.first)
         is_full = any(one.held_since is not None for one in order)
         # claims that do not fit: a larger one of a tenant comes after at least as many others, and
-        # so does one of any other tenant of the same weight, if neither has running ones
-        too_long = dict[tuple[str, float], int]()
+        # so does one of any other tenant, if neither has running ones (None)
+        too_long = dict[str | None, int]()
         busy = {one.tenant for one in running}
         for sequence in order:
             claim, tenant = self._claim(sequence), sequence.tenant
-            alike = (tenant, 0.0) if tenant in busy else ("", self._tenants.weight(tenant))
+            alike = tenant if tenant in busy else None
             is_short = claim < too_long.get(alike, claim + 1)
             if not is_full or (is_short and self._fits(sequence, running)):
                 yield sequence
@@ -114,11 +113,10 @@ class CellOrder:
         return len(sequence.tokens) + min(self._spare, max(0, sequence.num_left))
 
     def _sorted(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        held, places = Counter[str](), dict[Sequence, tuple[bool, float]]()
+        held, places = Counter[str](), dict[Sequence, tuple[bool, int]]()
         for one in sorted(sequences, key=own_rank):
             held[one.tenant] += self._claim(one)
-            weighted = held[one.tenant] / self._tenants.weight(one.tenant)
-            places[one] = one.number != self.first, weighted
+            places[one] = one.number != self.first, held[one.tenant]
         return sorted(places, key=places.__getitem__)
 
     def _waits_since(self, sequence: Sequence) -> tuple[float, float]:

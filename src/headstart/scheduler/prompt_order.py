@@ -4,8 +4,8 @@ Requests that generate wait for these rows, so there are as many as the time lim
 The time is estimated from the last steps, because attention makes each row of a long prompt slower
 than the previous one.
 
-Tenants share the time of steps by weight: first come the prompts of the tenant whose rows,
-including those of answers, took least time so far; ties go to the one with fewest requests. An
+Tenants share the time of steps: first come the prompts of the tenant whose rows, including those of
+answers, took least time so far; ties go to the one with fewest requests. An
 occasional tenant is ahead of a constant one by at most the time of `_ALONE` rows; if new tenants
 keep arriving, each waiting one gets a step after twice that time. Source: Sheng et al. 2024,
 "Fairness in serving large language models", OSDI, https://arxiv.org/abs/2401.00588
@@ -41,7 +41,7 @@ class PromptOrder:
         """`tile`: rows that attention computes together."""
         self._tile, self._tenants = tile, tenants
         self._readers: dict[str, _Reader] = {}  # tenants that have prompts
-        self._took: dict[str, float] = {}  # weighted milliseconds of step time, by tenant
+        self._took: dict[str, float] = {}  # milliseconds of step time, by tenant
         self._num_in_a_row = 0
         self._last_rows, self._row_ms = 0, 0.0  # of the last step with as many as allowed
 
@@ -122,8 +122,7 @@ class PromptOrder:
             if not (num_rows := one.num_rows):
                 continue
             tenant = one.sequence.tenant
-            took = num_rows * row_ms / self._tenants.weight(tenant)
-            self._took[tenant] = self._took.get(tenant, 0.0) + took
+            self._took[tenant] = self._took.get(tenant, 0.0) + num_rows * row_ms
             if one.is_prompt:
                 reader = readers[tenant] = self._readers[tenant]
                 is_oldest = one.sequence.number == reader.oldest
@@ -154,9 +153,9 @@ class PromptOrder:
             name: max(took[name], least) for name in took if name in own or took[name] > least
         }
 
-        def rank(name: str) -> tuple[bool, float, float]:
+        def rank(name: str) -> tuple[bool, float, int]:
             is_late = self._readers[name].waited > 2 * ahead
-            return not is_late, self._took[name], self._tenants.load(name)
+            return not is_late, self._took[name], self._tenants.num_held(name)
 
         return [own[name] for name in sorted(own, key=rank)]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headstart.config import SchedulerConfig, read_weights
+from headstart.config import SchedulerConfig
 from headstart.scheduler import admission, batching
 from headstart.scheduler.admission import Tenants
 from headstart.scheduler.cell_order import CellOrder
@@ -87,9 +87,9 @@ class Scheduler:
         self.media: MediaStore | None = None  # if the model reads images
         self.slot_actions = SlotActions(self.cache, engine, clock)
         self._committer = Committer(engine, vocab, self.cache, drafting, self.compiling, config)
-        self._tenants = Tenants(read_weights(config.tenant_weights))
+        self._tenants = Tenants()
         self._order = PromptOrder(engine.attention_tile, self._tenants)
-        self._cell_order = CellOrder(engine.num_cells, self._tenants)
+        self._cell_order = CellOrder(engine.num_cells)
         self._batch = Batch(engine.max_batch_tokens)
         self._ended: list[End] = []  # since the last record
         self._step_seconds = 0.0  # duration of the last step

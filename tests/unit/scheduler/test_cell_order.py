@@ -24,7 +24,6 @@ from tests.harness import (
 from tests.planted import noted
 
 from headstart.scheduler import cell_order
-from headstart.scheduler.admission import Tenants
 from headstart.scheduler.cell_order import CellOrder
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.sequence import Cells, Sequence
@@ -139,7 +138,7 @@ def test_a_request_that_has_the_turn_has_a_slot_too(monkeypatch: pytest.MonkeyPa
 def test_a_few_comparisons_tell_which_of_many_requests_may_start(seed, monkeypatch) -> None:
     """With 500 waiting requests of as many tenants each step took 28 ms."""
     chance, numbers, heavy = random.Random(seed), count(), namespace_of_key(b"a")
-    order = CellOrder(chance.randrange(200, 4000), Tenants({"a": 2.0}))
+    order = CellOrder(chance.randrange(200, 4000))
 
     def make(cells: Cells | None = None) -> Sequence:
         tenant = chance.choice([heavy, *map(str, range(chance.choice((3, 300))))])
@@ -191,7 +190,6 @@ def test_whatever_comes_each_request_has_its_turn_and_ends(shifts, seed, monkeyp
         parallel=chance.randint(2, 5),
         context_shift=shifts,
         prefill_chunk=8,
-        tenant_weights="a=2",
     )
     watch, requests, answers = Watch(scheduler, 3), list[Request](), dict[str, Answer]()
     for _ in range(400):

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from tests.harness import EOS, Model, check, endless, make_scheduler, play, step_until, steps
 
-from headstart.config import SchedulerConfig
 from headstart.scheduler.scheduler import Scheduler
 from headstart.structures.tenants import namespace_of_key
-from headstart.types.errors import CapacityError, ConfigError, QuotaError
+from headstart.types.errors import CapacityError, QuotaError
 from headstart.types.request import Request
 
 
@@ -65,11 +64,9 @@ def test_a_tenant_that_comes_again_and_again_waits_for_one_request_of_a_flood_at
             scheduler.step()
 
 
-@pytest.mark.parametrize(
-    ("parallel", "weight"), [(1, 0.5), (1, 1), (1, 2), (1, 3), (3, 2), (3, 0.5), (4, 3), (4, 1)]
-)
-def test_turns_are_shared_by_weight(parallel: int, weight: float) -> None:
-    scheduler = make(parallel, tenant_weights=f"a={weight}")
+@pytest.mark.parametrize("parallel", [1, 3, 4])
+def test_turns_are_shared(parallel: int) -> None:
+    scheduler = make(parallel)
     for number in range(20):
         for tenant in "ab":
             submit(scheduler, f"{tenant}{number}")
@@ -77,7 +74,7 @@ def test_turns_are_shared_by_weight(parallel: int, weight: float) -> None:
     for name in order_of_admission(scheduler):
         counts[name[0]] += 1
         if max(counts.values()) < 20:
-            assert abs(counts["a"] / weight - counts["b"]) <= parallel + 1 / weight
+            assert abs(counts["a"] - counts["b"]) <= parallel + 1
     assert counts.total() == 40
 
 
@@ -277,9 +274,3 @@ def test_tenants_that_fill_the_queue_together_keep_what_they_have() -> None:
     submit(scheduler, "c1")  # of a, whose two are as many as b's
     with pytest.raises(CapacityError):
         submit(scheduler, "c2")
-
-
-@pytest.mark.parametrize("text", ["a", "a=", "a=0", "=1", "a=1,b=-1", "a=nan", "a=inf"])
-def test_weights_that_are_none_stop_the_start_and_show_no_key(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"entry . of --tenant-weights must be NAME=WEIGHT"):
-        SchedulerConfig(tenant_weights=text)

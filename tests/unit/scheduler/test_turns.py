@@ -285,14 +285,10 @@ class Timed(Model):
         return super().restore_block(seq_id, data)
 
 
-def first_tokens(
-    flood: int, length: tuple[int, int], answer: tuple[int, int], weights: str = ""
-) -> list[float]:
+def first_tokens(flood: int, length: tuple[int, int], answer: tuple[int, int]) -> list[float]:
     """Seconds to the first token of 30 requests, beside so many others that never end."""
     engine, random = Timed(), Random(1)
-    scheduler = make_scheduler(
-        engine, clock=lambda: engine.now, prefill_ms=100.0, tenant_weights=weights
-    )
+    scheduler = make_scheduler(engine, clock=lambda: engine.now, prefill_ms=100.0)
     arrivals = [(0.0, number) for number in range(1, flood + 1)]  # 0 is the visitor
     heapq.heappush(arrivals, (10.0, 0))
     sampling = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -325,19 +321,16 @@ def first_tokens(
 
 
 @pytest.mark.parametrize(
-    ("length", "answer", "weights"),
+    ("length", "answer"),
     [
-        ((100, 800), (20, 200), ""),
-        ((100, 800), (20, 200), "flood=2"),
-        ((400, 800), (5, 20), ""),  # it reads most of the time
-        ((2000, 6000), (5, 50), ""),  # what loses its cells takes long to copy
+        ((100, 800), (20, 200)),
+        ((400, 800), (5, 20)),  # it reads most of the time
+        ((2000, 6000), (5, 50)),  # what loses its cells takes long to copy
     ],
 )
-def test_a_tenant_that_asks_now_and_then_waits_little_longer_beside_a_flood(
-    length, answer, weights
-) -> None:
+def test_a_tenant_that_asks_now_and_then_waits_little_longer_beside_a_flood(length, answer) -> None:
     alone = median(first_tokens(0, length, answer))
-    beside = sorted(first_tokens(100, length, answer, weights))
+    beside = sorted(first_tokens(100, length, answer))
     assert median(beside) <= 1.3 * alone
     # a step of prompts that nobody waits for was under way, and cells had to be copied
     assert beside[-1] <= 2.5 * alone
