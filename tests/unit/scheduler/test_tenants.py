@@ -98,8 +98,13 @@ def test_a_tenant_that_takes_back_what_a_thread_works_for_has_had_its_turn(monke
     scheduler = make_scheduler(model, parallel=1)
     submit(scheduler, "b0")
     assert order_of_admission(scheduler) == ["b0"]
-    is_slow = False
-    monkeypatch.setattr(model, "begin_filters", lambda _: Future[object]() if is_slow else None)
+    is_slow, lookups = False, list[Future[None]]()
+
+    def begin(_: object) -> Future[None] | None:
+        lookups.append(Future())
+        return lookups[-1] if is_slow else None
+
+    monkeypatch.setattr(model, "begin_filters", begin)
     for number in range(3):
         is_slow = True
         submit(scheduler, f"a{number}")
@@ -109,6 +114,9 @@ def test_a_tenant_that_takes_back_what_a_thread_works_for_has_had_its_turn(monke
         scheduler.cancel(f"a{number}")
     submit(scheduler, "a3")
     is_slow = False
+    for lookup in lookups:
+        if not lookup.cancelled():
+            lookup.set_result(None)
     assert order_of_admission(scheduler) == ["b1", "a3"]
 
 

@@ -115,7 +115,7 @@ def test_version_names_ours_and_libllamas(assemble: ModuleType, capsys) -> None:
     [
         (["serv"], "did you mean serve"),
         (["--prot", "1"], "did you mean --port"),
-        (["serve", "-c", "-5"], "must be at least 64, or 0"),
+        (["serve", "-c", "-5"], "must be from 64 to 16777216, or 0"),
         (["serve", "x.gguf"], "did you mean -m x.gguf"),
         (["generate", "-p", "a", "-f", "b"], "not both"),
         (["generate", "-f", "/nowhere/prompt.txt"], "cannot read the prompt"),
