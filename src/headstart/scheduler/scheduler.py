@@ -329,7 +329,7 @@ class Scheduler:
         """Idle: wait briefly for background threads."""
         awaited = (work for one in self.waiting for work in (one.loading, one.lookup))
         begun = [work for work in awaited if work and not work.done()]
-        if len(begun) >= min(len(self.waiting), len(self.cells)):
+        if begun or not self.waiting:
             others = filter(None, [self.slot_actions.file, *self.compiling.futures.values()])
             wait([*begun, *others], WAIT_SECONDS, FIRST_COMPLETED)
 
