@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import os
 from typing import Any
 
 from headstart.extras.tools.command import CommandLimits, Finished
@@ -61,10 +60,7 @@ async def exec_shell_command(call: ToolInvocation) -> dict[str, Any]:
 async def get_info(call: ToolInvocation) -> dict[str, Any]:
     """Describe the operating system and the folder of the call."""
     machine = call.machine
-    folder = machine.folder
-    if not folder:
-        folder = _output_or_unknown(await machine.run(("pwd",), INFO_LIMITS))
-        folder = folder if machine.is_remote else os.getcwd()
+    folder = machine.folder or _output_or_unknown(await machine.run(("pwd",), INFO_LIMITS))
     system = _output_or_unknown(await machine.run(("uname", "-a"), INFO_LIMITS))
     return {"os": system, "cwd": readable(folder)}
 

@@ -20,9 +20,6 @@ import orjson
 from headstart.server.body import read_object
 
 BLOCK_BYTES = 128  # some 32 tokens
-MAX_END_BYTES = 2**18  # of an answer, in which its timings are looked for
-# base64, in lines or not
-_FILE = re.compile(rb'"(?:data:[\w/.+-]+;base64,)?([\w+/\\-]{4096,}+={0,2}[\\rn]{0,4})"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,9 @@ def read(body: bytes, tenant: str = "") -> Asked:
     found = read_object(body)
     texts = ("messages", "input_extra", "input", "input_prefix", "prompt", "input_suffix")
     said = b"".join(orjson.dumps(found[name])[:-1] for name in texts if found.get(name))
-    said = _FILE.sub(_digest, said)
+    # in lines or not
+    base64 = rb'"(?:data:[\w/.+-]+;base64,)?([\w+/\\-]{4096,}+={0,2}[\\rn]{0,4})"'
+    said = re.sub(base64, _digest, said)
     if not said:
         return Asked()
     # most templates write them before the messages, so a change in them is one at the beginning

@@ -17,7 +17,7 @@ from functools import partial
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
-from headstart.gateway.balancer.conversation import MAX_END_BYTES, Asked, read, timings_of
+from headstart.gateway.balancer.conversation import Asked, read, timings_of
 from headstart.gateway.balancer.fleet import Fleet, Flight
 from headstart.gateway.balancer.options import RoutingOptions
 from headstart.gateway.proxy import Proxy
@@ -29,8 +29,6 @@ from headstart.structures.tenants import caller_of
 from headstart.types.errors import BackendError, CapacityError
 
 log = logging.getLogger(__name__)
-
-_STORED = re.compile("(?:/v1)?/responses/(?!input_tokens$)([^/]+)")  # the path of a stored response
 
 
 class Routing:
@@ -57,7 +55,7 @@ class Routing:
         if not self._tenant_header:
             tenant = tenant or _tenant_by(_key_headers(scope))
         asked = Asked()
-        if found := _STORED.match(scope["path"]):
+        if found := re.match("(?:/v1)?/responses/(?!input_tokens$)([^/]+)", scope["path"]):
             asked = Asked(needs=found[1])
         elif http.method == "POST":
             asked = await off_loop(http, partial(read, body, tenant), tenant)
@@ -68,7 +66,7 @@ class Routing:
 
         def note(piece: bytes) -> None:
             end.extend(piece)
-            del end[:-MAX_END_BYTES]
+            del end[: -(2**18)]  # the timings are at the end
 
         try:
             await self._proxy.relay(answer, receive, send, note)
