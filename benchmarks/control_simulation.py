@@ -11,7 +11,7 @@ the cost curve, but not the outcomes: nothing that only sees the past can be exp
 "warm" has seen another text of the kind on this machine.
 
     python -m benchmarks.control_simulation [--tokens 3000]
-        [--tiled | --experts | --snapshots | --hybrids | --exact | --mixed | --arrivals]
+        [--tiled | --experts | --hybrids | --exact | --mixed | --arrivals]
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from statistics import geometric_mean
 
 from benchmarks.lib.curves import CostCurve
 from benchmarks.lib.simulated_arrivals import LONG, SHORT, ArrivalSimulation, no_drafts
-from benchmarks.lib.simulated_rollback import AutoEven, ExactSimulation, auto_with, even_speeds
-from benchmarks.lib.simulated_slots import LONGEST, Simulation
+from benchmarks.lib.simulated_rollback import AutoRows, ExactSimulation, HybridSimulation
+from benchmarks.lib.simulated_slots import Simulation
 from benchmarks.lib.simulated_texts import (
     CURVES,
     EXPERT_CURVES,
@@ -35,10 +35,10 @@ from benchmarks.lib.simulated_texts import (
 )
 
 from headstart.control import Controller
+from headstart.types import Rows
 
 FIXED_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-SNAPSHOTS = (1, 2, 3, 4, 6, 8, 16)
-EVEN_SNAPSHOTS = 8
+SNAPSHOTS = (1, 2, 4, 8)
 COPY_SHARE = 0.03  # of a plain step: what a copy of a sequence's state takes
 
 
@@ -122,24 +122,20 @@ def experts(tokens: int, seed: int) -> Iterator[Line]:
         yield Line(f"{curve} {workload}", best, speeds)
 
 
-def snapshots(tokens: int, seed: int) -> Iterator[Line]:
-    """Targets whose memory takes nothing back: drafts as long as there are snapshots, or copies."""
-    texts = ("mixed", "edit", "medium", "looping", "low")
-    for curve, workload, num_slots in product(CURVES, texts, (1, 4)):
-        run = Simulation(workload, curve, num_slots, tokens=tokens // num_slots + 300, seed=seed)
-        copy_ms = COPY_SHARE * run.cost(1)
-        autos = {str(number): auto_with(run, number, copy_ms).speed for number in SNAPSHOTS}
-        autos["copies"] = auto_with(run, 0, copy_ms).speed
-        speeds = {"off": run.off().speed, **autos}
-        yield Line(f"{curve} {workload} {num_slots}", "", speeds, tuple(autos))
-
-
 def hybrids(tokens: int, seed: int) -> Iterator[Line]:
-    """Targets with snapshots that compute as many rows for every user."""
+    """Targets whose memory takes nothing back: fixed lengths and auto with some snapshots, which
+    make the rows of all users as many, and auto with copies, which make passes of equal lengths.
+    """
     for curve, workload, num_slots in product(CURVES, WORKLOADS, (1, 4, 8)):
-        run = Simulation(workload, curve, num_slots, tokens=tokens // num_slots + 300, seed=seed)
-        speeds = even_speeds(run, EVEN_SNAPSHOTS, FIXED_LENGTHS[:6])
-        yield Line(f"{curve} {workload} {num_slots}", "", speeds, ("auto",))
+        length = tokens // num_slots + 300
+        run = HybridSimulation(workload, curve, num_slots, tokens=length, seed=seed)
+        run.copy_ms = COPY_SHARE * run.cost(1)
+        autos = {str(number): run.auto_with(number).speed for number in SNAPSHOTS}
+        autos["copies"] = run.auto_with(0).speed
+        run.has_snapshots = True
+        fixed = max(run.fixed(length).speed for length in FIXED_LENGTHS[:6])
+        speeds = {"off": run.off().speed, "fixed": fixed, **autos}
+        yield Line(f"{curve} {workload} {num_slots}", "", speeds, tuple(autos))
 
 
 def exact(tokens: int, seed: int) -> Iterator[Line]:
@@ -149,7 +145,7 @@ def exact(tokens: int, seed: int) -> Iterator[Line]:
             workload, curve, num_slots, tokens=tokens // num_slots + 300, seed=seed
         )
         speeds = {"off": run.off().speed, "sum": run.auto(warmed_up(run)).speed}
-        policy = AutoEven(run, warmed_up(run), LONGEST)
+        policy = AutoRows(run, warmed_up(run), Rows.PADDED)
         speeds["auto"] = run.run(policy.lengths, policy.after).speed
         yield Line(f"{curve} {workload} {num_slots}", "", speeds, ("auto",))
 
@@ -188,7 +184,7 @@ def arrivals(count: int, seed: int) -> None:
         print(f"{curve} {num_slots} slots, {name}: {seen}", flush=True)
 
 
-TABLES = (tiled, experts, snapshots, hybrids, exact, mixed)
+TABLES = (tiled, experts, hybrids, exact, mixed)
 
 
 def main() -> None:

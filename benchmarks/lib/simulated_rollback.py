@@ -1,14 +1,16 @@
-"""What snapshots of recurrent layers are worth: drafts as long as there are snapshots, or copies.
+"""Targets whose memory is not just cut, and those that compute the rows of several users otherwise.
 
-With n snapshots a draft has n tokens at most and is taken back for nothing. With none, the state is
-copied before each draft; after a rejection it is put back, and the next step decodes again what was
-accepted, perhaps before another draft. With snapshots and several users, every user has as many
-rows as the one with the longest draft: a snapshot is good until libllama computes other sequences.
+With n snapshots a draft has n tokens at most and is taken back for nothing, and every user has as
+many rows as the one with the longest draft: a snapshot is good until libllama computes other
+sequences. With none, the state is copied before each draft; after a rejection it is put back, and
+the next step decodes again what was accepted, perhaps before another draft. Users with drafts then
+have passes of equally many rows each, and the others a pass of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from benchmarks.lib.simulated_slots import (
     LONGEST,
@@ -21,100 +23,87 @@ from benchmarks.lib.simulated_slots import (
 
 from headstart.control import Controller, Step
 from headstart.engine.groups import divide
-from headstart.types import Rows
+from headstart.types import Rows, passes
 from headstart.types.widths import Widths
 
 WIDTHS = Widths(tuple(range(1, 65)))
 
 
-class AutoRollback(AutoText):
-    """Text speculators under control, on a target whose memory is not just cut.
+class HybridSimulation(Simulation):
+    """A hybrid target with snapshots, or with copies that take `copy_ms`, there and back."""
 
-    snapshots: of each slot; 0: copies that take `copy_ms`, there and back.
+    has_snapshots, copy_ms = True, 0.0
+    again: Sequence[int] = ()  # rows of the next step that are decoded again, by slot
+
+    def step_ms(self, lengths: Sequence[int], num_rows: int, context: int) -> float:
+        each = [1 + sum(both) for both in zip_longest(self.again, lengths, fillvalue=0)]
+        if self.has_snapshots:
+            return self.cost(len(each) * max(each), context)
+        drafts = passes([rows for rows in each if rows > 1])
+        return sum(self.cost(rows, context) for rows in [*drafts, each.count(1)] if rows)
+
+    def auto_with(self, snapshots: int) -> Score:
+        """Text speculators under control with so many snapshots; 0: with copies."""
+        self.has_snapshots, controller = snapshots > 0, Controller()
+        self.warm_up(controller)
+        if self.has_snapshots:
+            policy = AutoRows(self, controller, Rows.PADDED, snapshots)
+            return self.run(policy.lengths, policy.after)
+        controller.learn_copy(self.copy_ms)
+        copies = AutoCopies(self, controller)
+        score = self.run(copies.lengths, copies.after)
+        self.again = ()
+        return score
+
+
+class AutoRows(AutoText):
+    """Text speculators under control, on a target that computes rows of several users like this,
+    and with drafts of `longest` tokens at most.
     """
 
     def __init__(
-        self, simulation: Simulation, controller: Controller, snapshots: int, copy_ms: float
+        self, simulation: Simulation, controller: Controller, rows: Rows, longest: int = LONGEST
     ) -> None:
         super().__init__(simulation, controller)
-        self.snapshots, self.copy_ms = snapshots, copy_ms
-        self._again: dict[int, int] = {}  # rows to read again, by the slot's first id
-        self._drafted: dict[int, tuple[int, int]] = {}  # where a draft began, and its length
-
-    def lengths(self, slots: Sequence[Slot]) -> Choice:
-        self._note_rejections(slots)
-        plan = self.begin(slots, sum(self._again.values()))
-        assert plan.step is not None
-        plan.step.again = [self._again[slot.first_id] for slot in slots]
-        self.offer_texts(slots)
-        choice = self.assign_rows(max_tokens=self.snapshots or LONGEST)
-        for slot, length in zip(slots, choice.lengths, strict=True):
-            self._drafted[slot.first_id] = (slot.at, length)
-        copies = back = 0
-        if not self.snapshots:
-            again = plan.step.again
-            back = sum(num > 0 for num in again)
-            copies = sum(n > 0 == num for n, num in zip(choice.lengths, again, strict=True))
-        plan.copies_ms = [self.copy_ms] * copies
-        return Choice(choice.lengths, (copies + back) * self.copy_ms, sum(self._again.values()))
-
-    def _note_rejections(self, slots: Sequence[Slot]) -> None:
-        for slot in slots:
-            start, length = self._drafted.get(slot.first_id, (0, 0))
-            num_emitted = slot.at - start
-            if self.snapshots or length < max(1, num_emitted):
-                self._again[slot.first_id] = 0
-            else:
-                self._again[slot.first_id] += num_emitted
-
-
-def auto_with(simulation: Simulation, snapshots: int, copy_ms: float) -> Score:
-    """Auto with so many snapshots, or with copies."""
-    policy = AutoRollback(simulation, Controller(), snapshots, copy_ms)
-    return simulation.run(policy.lengths, policy.after)
-
-
-class AutoEven(AutoText):
-    """The same on a hybrid target, which computes as many rows for every user.
-
-    snapshots: tokens that a draft has at most, which is then taken back for nothing.
-    """
-
-    def __init__(self, simulation: Simulation, controller: Controller, snapshots: int) -> None:
-        super().__init__(simulation, controller)
-        self.snapshots = snapshots
+        self.rows, self.longest = rows, longest
 
     def shape(self, num_slots: int, num_rows: int, context: int) -> Step:
-        return Step(num_slots, num_rows, context, rows=Rows.PADDED)
+        return Step(num_slots, num_rows, context, rows=self.rows)
 
     def assign_rows(self, draft_ms: float = 0.0, max_tokens: int = LONGEST) -> Choice:
-        choice = super().assign_rows(draft_ms, self.snapshots)
-        return choice._replace(num_padding=num_spare(choice.lengths))
+        return super().assign_rows(draft_ms, min(self.longest, max_tokens))
 
 
-def num_spare(lengths: Sequence[int]) -> int:
-    """Rows that are computed although no draft has them."""
-    return len(lengths) * max(lengths) - sum(lengths)
+class AutoCopies(AutoRows):
+    """The same on a hybrid target without snapshots."""
 
+    simulation: HybridSimulation
 
-def even_speeds(simulation: Simulation, snapshots: int, fixed: Sequence[int]) -> dict[str, float]:
-    """Off, auto and fixed lengths where every user has as many rows as the longest draft."""
-    controller = Controller()
-    simulation.warm_up(controller)
-    policy = AutoEven(simulation, controller, snapshots)
+    def __init__(self, simulation: HybridSimulation, controller: Controller) -> None:
+        super().__init__(simulation, controller, Rows.EQUAL)
+        # by slot: where its last draft began, its length, and the rows decoded again before it
+        self._drafted: dict[int, tuple[int, int, int]] = {}
 
-    def fixed_length(length: int) -> Score:
-        def choose(slots: Sequence[Slot]) -> Choice:
-            lengths = [length * slot.text[slot.at].has_draft for slot in slots]
-            return Choice(lengths, num_padding=num_spare(lengths))
+    def lengths(self, slots: Sequence[Slot]) -> Choice:
+        again = self.simulation.again = [self._num_again(slot) for slot in slots]
+        plan = self.begin(slots, sum(again))
+        assert plan.step is not None
+        plan.step.again = again
+        self.offer_texts(slots)
+        choice, copies, back = self.assign_rows(), 0, sum(num > 0 for num in again)
+        for slot, length, num in zip(slots, choice.lengths, again, strict=True):
+            # the copy before rows that are decoded again is still there
+            copies += length > 0 == num
+            self._drafted[slot.first_id] = slot.at, length, num
+        copy_ms = self.simulation.copy_ms
+        plan.copies_ms = [copy_ms] * copies
+        return choice._replace(draft_ms=(copies + back) * copy_ms)
 
-        return simulation.run(choose)
-
-    return {
-        "off": simulation.off().speed,
-        "fixed": max(fixed_length(length).speed for length in fixed),
-        "auto": simulation.run(policy.lengths, policy.after).speed,
-    }
+    def _num_again(self, slot: Slot) -> int:
+        """Tokens behind the copy of the state, if the last draft was not accepted whole."""
+        start, length, num = self._drafted.get(slot.first_id, (0, 0, 0))
+        num_emitted = slot.at - start
+        return num + num_emitted if num_emitted <= length else 0
 
 
 class ExactSimulation(Simulation):

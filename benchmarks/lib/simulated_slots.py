@@ -336,7 +336,9 @@ class Learner:
     def after(self, slots: Sequence[Slot], milliseconds: float) -> None:
         """The step has been made."""
         plan = self.plan
-        num_prompt_rows = 0 if plan.step is None else plan.step.num_base_rows - len(slots)
+        num_prompt_rows = 0
+        if (step := plan.step) is not None:
+            num_prompt_rows = step.num_base_rows - len(slots) - sum(step.again)
         record = make_record(plan, milliseconds, num_prompt_rows)
         for result, start, slot in zip(record.results, self._starts, slots, strict=True):
             result.emitted, sequence = tuple(range(start, slot.at)), result.sequence

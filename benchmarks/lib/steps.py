@@ -86,8 +86,11 @@ def grant(
 def make_record(plan: StepPlan, milliseconds: float = 0.0, num_prompt_rows: int = 0) -> StepRecord:
     """What the step did, in so many milliseconds: each answer emitted nothing that is known."""
     plan.num_rows = num_prompt_rows + plan.num_padding
-    for answer in plan.answers:
-        answer.num_rows = 1 + answer.num_verified
+    again = [0] * len(plan.answers)
+    if plan.step is not None and plan.step.again:
+        again = [*plan.step.again]
+    for answer, num_again in zip(plan.answers, again, strict=True):
+        answer.num_rows = 1 + answer.num_verified + num_again
         plan.num_rows += answer.num_rows
     seconds = milliseconds / 1000.0
     record = StepRecord(plan, seconds, seconds)

@@ -52,9 +52,6 @@ if TYPE_CHECKING:
 # of off's on a processor and 1.04 on a GPU, 1.09 and 1.07 if these are not priced; times to the end
 # change by 1 %. More than 1 for all whose prompts are read would slow answers beside long ones.
 FIRST_TOKEN = 8.0
-# Drafts that follow a rejection survive less often, by so much: where a text leaves what it copied.
-# `--snapshots`, one user on a processor: edits 1.01 of drafting nothing there, 0.96 without this.
-AFTER_REJECTION = 0.8
 
 
 class Budget:
@@ -196,19 +193,20 @@ class Budget:
 
         Non-increasing, like survival: if a token pays for earlier ones, they share the value.
         """
-        # if lengths are equal, those with drafts have a pass of their own
+        # if lengths are equal, rows that are decoded again have a pass of their own
         base = 1 if step.rows is Rows.EQUAL else step.num_base_rows - num_again
         most = base + num_again + len(survival)
         curve = self._cost.curve(max(most, step.num_slots), step.context, can_fill=step.can_pad)
         rate = self.rate(step, curve[step.num_slots])
+        without_ms = curve[base]
+        if step.rows is Rows.EQUAL:
+            without_ms = curve[step.num_slots] - curve[step.num_slots - 1]
         # by the step after a rejection, if those rows are too expensive for another draft
         lost = max(0.0, rate * curve[step.num_slots] / step.num_slots - 1.0)
         # the state is copied before it, unless that was done before the rows decoded again
         worth, reached, price = list[float](), 1.0, 0.0 if num_again else rate * copy_ms
-        if num_again:
-            survival = [AFTER_REJECTION * chance for chance in survival]
         for index, chance in enumerate(survival, 1):
-            again = rate * (curve[base + num_again + index] - curve[base])
+            again = rate * (curve[base + num_again + index] - without_ms)
             again += rate * copy_ms + min(again, lost)
             price += (reached - chance) * again  # for this token being the first one rejected
             worth.append(chance - price)

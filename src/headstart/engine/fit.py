@@ -20,6 +20,7 @@ from headstart.engine.devices import list_devices
 from headstart.engine.footprint import HOST, REPACKED, Measured, Use, Uses, can_measure, measure
 from headstart.engine.machine import available_memory
 from headstart.engine.parameters import Limits
+from headstart.types.constraint import NO_LIMIT
 from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -196,13 +197,14 @@ class _Fitting:
             self.copies = {name: Use(cache=size) for name, size in states.items()}
             return
         self.copies = {name: Use(cache=size) for name, size in states.items()}
-        self.max_draft = min(self.max_draft, self._wanted_snapshots())
-        most = self.max_draft
+        room = NO_LIMIT  # snapshots in an eighth of free memory
         for name, each in states.items():
-            if each > 0 and most:
+            if each > 0:
                 free = self.free.get(name, self.free[HOST])
-                left = free - none.get(name, Use()).total
-                most = min(most, max(1, left // 8 // each))
+                room = min(room, max(1, (free - none.get(name, Use()).total) // 8 // each))
+        is_on_host = states.get(HOST, 0) > 0
+        self.max_draft = min(self.max_draft, self._wanted_snapshots(1 if is_on_host else room))
+        most = min(self.max_draft, room)
         if most < self.max_draft:
             self.remarks.append(
                 f"drafts have at most {most} tokens: there is no memory for more than {most} "
@@ -210,15 +212,18 @@ class _Fitting:
             )
         self.max_draft = most
 
-    def _wanted_snapshots(self) -> int:
+    def _wanted_snapshots(self, room: int) -> int:
         """Default number of recurrent snapshots: as many as pay and are cheap.
 
         A snapshot of all slots may take as much memory as thousands of tokens of context, so
         snapshots take at most 1/20 of cache and compute memory, and few drafts are accepted beyond
-        8 tokens. Fewer than 4 are worth less than copies of the state
-        (`benchmarks.control_simulation --snapshots`), so then there are none.
+        8 tokens. For one slot fewer than 4 are worth less than copies of the state. For several on
+        a GPU, copies cost further passes over the model, and two are worth more
+        (`benchmarks.control_simulation --hybrids`), so half of the `room` is used.
         """
         count = _least_snapshots(self.target)
+        if self.target.limits.num_sequences > 1 and room >= 4:
+            count = max(count, min(room // 2, 8))
         most = self._without_weights(0) * 21 // 20
         for more in range(max(4, count + 1), 9):
             if self._without_weights(more) > most:

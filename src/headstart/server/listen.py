@@ -161,37 +161,44 @@ def take_port(config: ServerConfig) -> socket.socket:
     Raises:
         ConfigError: it is in use or does not belong to this machine.
     """
-    host, is_file = config.host, config.host.endswith(".sock")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    if config.host.endswith(".sock"):
+        return _take_socket_file(Path(config.host))
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     # asyncio sets TCP_NODELAY only on sockets that name their protocol; without it a token takes 40
     # ms
-    tcp = family, socket.SOCK_STREAM, socket.IPPROTO_TCP
-    listener = unix_socket() if is_file else socket.socket(*tcp)
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        if is_file:
-            _remove_stale(Path(host))
-        else:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if config.reuse_port:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(host if is_file else (host, config.port))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if config.reuse_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((config.host, config.port))
         listener.listen()  # uvicorn lengthens the queue of connections
         return listener
     except OSError as error:
         listener.close()
-        is_taken = error.errno in (errno.EADDRINUSE, errno.EACCES) and not is_file
+        is_taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
         other = "--port (0 takes a free one)" if is_taken else "--host"
-        place = host if is_file else f"{host} port {config.port}"
         raise ConfigError(
-            f"cannot listen on {place}: {error.strerror or error}; choose another {other}"
+            f"cannot listen on {config.host} port {config.port}: {error.strerror or error}; choose "
+            f"another {other}"
         ) from error
 
 
-def _remove_stale(path: Path) -> None:
-    """Remove a Unix socket that nobody listens to."""
-    with unix_socket() as other:
-        if path.is_socket() and other.connect_ex(str(path)):
+def _take_socket_file(path: Path) -> socket.socket:
+    """Listen on a Unix socket; replaces a stale one."""
+    listener = unix_socket()
+    try:
+        if path.is_socket() and listener.connect_ex(str(path)):
             path.unlink()
+            listener.close()
+            listener = unix_socket()
+        listener.bind(str(path))
+        listener.listen()
+        return listener
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or str(error)
+        raise ConfigError(f"cannot listen on {path}: {reason}; choose another --host") from error
 
 
 def _read_certificate(config: ServerConfig) -> None:

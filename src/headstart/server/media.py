@@ -34,6 +34,7 @@ from headstart.types.media import MediaPart, MediaQuestion
 
 # placeholder for a file in a prompt's text; secret
 MARKER = os.environ.get("LLAMA_MEDIA_MARKER") or f"<__media_{secrets.token_hex(16)}__>"
+MOST_SECONDS = 10.0  # timeout for fetching a file
 Source = tuple[str, str]
 """A file in a body: its kind, empty if unknown before reading it, and its URL or base64."""
 B = TypeVar("B", bound=TemplateBody)
@@ -155,7 +156,13 @@ async def _fetched(url: str, config: ServerConfig, left_bytes: int) -> str | byt
             f"{shorten(url)} is not fetched; send the file as a data URL, or start with "
             "--image-urls"
         )
-    return await fetch(url, max(0, min(MOST_BYTES, left_bytes)))
+    if left_bytes >= MOST_BYTES:
+        return await fetch(url, MOST_BYTES, f"{MOST_BYTES} bytes; send a smaller file")
+    limit = (
+        f"is left of the {config.max_body_mb} MiB that the files of a request may have together "
+        "(--max-body-mb); send smaller files, or fewer"
+    )
+    return await fetch(url, max(0, left_bytes), limit)
 
 
 def _file_of(url: str, config: ServerConfig) -> bytes:
@@ -208,8 +215,8 @@ async def public_address(host: str, port: int) -> str:
     return str(addresses[0])
 
 
-async def fetch(url: str, most_bytes: int) -> bytes:
-    """Fetch a URL.
+async def fetch(url: str, most_bytes: int, limit: str) -> bytes:
+    """Fetch a URL; `limit` is quoted in the error for larger files.
 
     Raises:
         RequestError: it cannot be fetched, or is too large.
@@ -218,8 +225,8 @@ async def fetch(url: str, most_bytes: int) -> bytes:
 
     try:
         async with (
-            asyncio.timeout(10),
-            httpx2.AsyncClient(timeout=None, trust_env=False) as client,
+            asyncio.timeout(MOST_SECONDS),
+            httpx2.AsyncClient(timeout=MOST_SECONDS, trust_env=False) as client,
         ):
             for _ in range(4):
                 parts = urlsplit(url)
@@ -245,11 +252,7 @@ async def fetch(url: str, most_bytes: int) -> bytes:
             async for piece in answer.aiter_raw():
                 data += piece
                 if len(data) > most_bytes:
-                    raise RequestError(
-                        f"{shorten(url)} has more than {most_bytes} bytes, which are left of the "
-                        f"{MOST_BYTES >> 20} MiB of a file and the --max-body-mb of a request; "
-                        "send smaller files, or fewer"
-                    )
+                    raise RequestError(f"{shorten(url)} has more than {limit}")
             return bytes(data)
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, TimeoutError) as error:
         words = str(error) or type(error).__name__

@@ -328,4 +328,4 @@ class SlotBody(Body):
 class DetokenizeBody(Body):
     """POST /detokenize."""
 
-    tokens: Many[int] = Field([], description="list of token ids")
+    tokens: Any = Field([], description="list of token ids")

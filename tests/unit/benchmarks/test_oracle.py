@@ -108,11 +108,10 @@ def test_no_arm_is_ahead_of_hindsight(curve, num_users, tolerance, types) -> Non
     [
         lambda: control_simulation.texts_and_machines(20, 1),
         lambda: control_simulation.tiled(20, 1),
-        lambda: control_simulation.snapshots(20, 1),
         lambda: control_simulation.hybrids(20, 1),
         lambda: control_simulation.exact(20, 1),
     ],
-    ids=["table", "tiled", "snapshots", "hybrids", "exact"],
+    ids=["table", "tiled", "hybrids", "exact"],
 )
 def test_a_line_has_a_speed_for_each_policy_and_a_ratio_for_each_pair(rows) -> None:
     line = next(rows())

@@ -10,13 +10,14 @@ from statistics import geometric_mean
 
 import pytest
 from benchmarks.lib.simulated_models import ModelSimulation
-from benchmarks.lib.simulated_rollback import AutoEven, ExactSimulation, even_speeds
-from benchmarks.lib.simulated_slots import LONGEST, Simulation
+from benchmarks.lib.simulated_rollback import AutoRows, ExactSimulation, HybridSimulation
+from benchmarks.lib.simulated_slots import Simulation
 from benchmarks.lib.simulated_texts import expert_curve
 from benchmarks.lib.steps import SlotDraft, allowed, assign_rows, decode, model_call, ran
 
 from headstart.control import Controller, Step
 from headstart.control.state import StateFile
+from headstart.types import Rows
 
 STEP = Step(1, 1, 100)
 
@@ -177,9 +178,22 @@ def test_a_draft_model_under_control_keeps_up_with_lengths_and_limits_set_by_han
 def test_a_target_that_computes_as_many_rows_for_every_slot_is_never_slower_than_off(
     workload: str, num_slots: int
 ) -> None:
-    run = Simulation(workload, "cpu", num_slots, tokens=400)
-    speeds = even_speeds(run, snapshots=8, fixed=(1, 2, 4))
-    assert speeds["auto"] >= 0.97 * max(speeds["off"], speeds["fixed"])
+    run = HybridSimulation(workload, "cpu", num_slots, tokens=400)
+    best = max(run.fixed(length).speed for length in (0, 1, 2, 4))
+    assert run.auto_with(8).speed >= 0.97 * best
+
+
+@pytest.mark.parametrize(
+    ("curve", "workload", "num_slots"),
+    [("cpu", "mixed", 4), ("gpu", "low", 4), ("gpu", "medium", 8), ("moe", "mixed", 8)],
+)
+def test_a_target_with_copies_of_its_state_is_never_slower_than_off(
+    curve: str, workload: str, num_slots: int
+) -> None:
+    """Priced as if rows decoded again shared a pass with others, it is a quarter slower."""
+    run = HybridSimulation(workload, curve, num_slots, tokens=400)
+    run.copy_ms = 0.03 * run.cost(1)
+    assert run.auto_with(0).speed >= 0.96 * run.off().speed
 
 
 @pytest.mark.parametrize(("curve", "workload"), [("cpu", "edit"), ("gpu", "mixed")])
@@ -187,7 +201,7 @@ def test_eight_users_with_exact_are_never_slower_than_off(curve: str, workload: 
     """A draft priced without the rows that it pads makes them a quarter slower."""
     run, controller = ExactSimulation(workload, curve, 8, tokens=400), Controller()
     run.warm_up(controller)
-    policy = AutoEven(run, controller, LONGEST)
+    policy = AutoRows(run, controller, Rows.PADDED)
     auto = run.run(policy.lengths, policy.after)
     assert auto.speed >= 0.97 * run.off().speed
 

@@ -170,12 +170,18 @@ def test_a_mapped_file_may_be_larger_than_main_memory() -> None:
 
 
 def with_snapshots(
-    state: int, *, max_draft: int = 32, least_draft: int = 0, num_copies: int = 32
+    state: int,
+    *,
+    max_draft: int = 32,
+    least_draft: int = 0,
+    num_copies: int = 32,
+    num_slots: int = 4,
+    gpu_layers: int = -1,
 ) -> Fitted:
     """Of a recurrent model with states of so many bytes."""
-    config = EngineConfig(context=TRAIN, ctx_checkpoints=num_copies)
+    config = EngineConfig(context=TRAIN, ctx_checkpoints=num_copies, gpu_layers=gpu_layers)
     return fit(
-        Part(MODEL, config, Limits(4, 4, max_draft, least_draft)),
+        Part(MODEL, config, Limits(num_slots, num_slots, max_draft, least_draft)),
         measure=machine(is_recurrent=True, state=state),
         free=lambda: {"CUDA0": 40 * GIB, HOST: 64 * GIB},
     )
@@ -189,27 +195,42 @@ def test_snapshots_that_were_asked_for_take_an_eighth_of_free_memory_at_most() -
 
 
 @pytest.mark.parametrize("mib", [1, 4, 16, 20, 25, 64])
-def test_snapshots_that_nobody_asked_for_take_a_twentieth_of_the_caches_at_most(mib: int) -> None:
+@pytest.mark.parametrize(("num_slots", "gpu_layers"), [(1, -1), (4, 0)])
+def test_snapshots_that_nobody_asked_for_take_a_twentieth_of_the_caches_at_most(
+    mib: int, num_slots: int, gpu_layers: int
+) -> None:
     """A few of them are worth less than copies of the state, so then there are none."""
-    most = with_snapshots(mib * MIB).limits.max_draft
+    each = num_slots * mib * MIB
+    most = with_snapshots(mib * MIB, num_slots=num_slots, gpu_layers=gpu_layers).limits.max_draft
     assert most == 0 or 4 <= most <= 8
-    caches = TRAIN * 256 * 1024 + GIB // 4 + 4 * mib * MIB
-    assert 4 * mib * MIB * most <= caches / 20
-    assert (most == 8) == (8 * 4 * mib * MIB <= caches / 20)
-    assert (most == 0) == (4 * 4 * mib * MIB > caches / 20)
+    caches = TRAIN * 256 * 1024 + (GIB // 4 if gpu_layers else 0) + each
+    assert each * most <= caches / 20
+    assert (most == 8) == (8 * each <= caches / 20)
+    assert (most == 0) == (4 * each > caches / 20)
+
+
+@pytest.mark.parametrize("mib", [4, 64, 128, 200, 400])
+def test_snapshots_of_several_slots_take_a_sixteenth_of_a_gpus_free_memory_at_most(
+    mib: int,
+) -> None:
+    """There copies of the state cost further passes, so two are worth more than copies."""
+    most = with_snapshots(mib * MIB).limits.max_draft
+    room = (40 - 10) * GIB / 16 / (4 * mib * MIB)
+    assert most == (8 if mib <= 4 else 7 if mib == 64 else int(room) if room >= 2 else 0)
 
 
 def test_a_copy_of_each_recurrent_state_is_counted_where_drafts_are_taken_back() -> None:
     """libllama aborts where a device has no room for it."""
-    without, wanted = (with_snapshots(GIB // 8, max_draft=most) for most in (0, 32))
+    without, wanted = (with_snapshots(GIB // 8, max_draft=most, num_slots=1) for most in (0, 32))
     more = {name: use.cache - without.uses[name].cache for name, use in wanted.uses.items()}
-    assert more == {"CUDA0": 4 * GIB // 8, HOST: 0}
+    assert more == {"CUDA0": GIB // 8, HOST: 0}
 
 
 def test_drafters_that_need_snapshots_have_them() -> None:
-    assert with_snapshots(GIB // 8, least_draft=3).limits.max_draft == 3
+    assert with_snapshots(GIB // 2, least_draft=3).limits.max_draft == 1
+    assert with_snapshots(GIB // 8, least_draft=3, num_slots=1).limits.max_draft == 3
     assert with_snapshots(MIB, least_draft=3).limits.max_draft == 8
-    assert with_snapshots(GIB // 8, num_copies=0).limits.max_draft == 1
+    assert with_snapshots(GIB // 8, num_copies=0, num_slots=1).limits.max_draft == 1
     assert with_snapshots(GIB // 8, max_draft=0).limits.max_draft == 0
 
 
