@@ -1,24 +1,21 @@
 """Files of prompts: tokens of one text, and the caches computed for them.
 
-The name has the tenant, and hashes of the tokens and of all before them (`StoredFile`). Contents:
-magic, sizes, a checksum of everything before the caches (`_HEADER`); the caches' names and sizes
-(JSON), the tokens (int32); the caches in sequence; a hash of the CRC-32 of each MiB of these, which
-takes a fifth of the time of a full hash. So damaged files are never used.
+The name has the tenant, and hashes of the tokens and of all before them (`StoredFile`). The file is
+a ZIP archive, uncompressed, of the tokens (int32) and of the caches by model. Its checksums ensure
+that damaged files are never used.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import struct
 import threading
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from zlib import crc32
+from zipfile import ZipFile
 
 from headstart.structures.atomic import replacement
 from headstart.structures.checkpoints import Data, pack, unpack
@@ -26,8 +23,7 @@ from headstart.structures.tenants import tenant_of
 from headstart.types import Bytes
 
 SUFFIX = ".prompt"
-_HEADER = struct.Struct("<8sII16s")  # magic, bytes of JSON, tokens, checksum
-_MAGIC, _CHECKSUM_SIZE = b"HSPROMP4", 16
+_TOKENS = "tokens"  # an entry; no model has this name
 
 
 def write_prompt(
@@ -39,27 +35,23 @@ def write_prompt(
     """Write the caches of these tokens, by model, to a file atomically, readable by this user only.
 
     It is not flushed to the disk: after a power failure damage is detected, and the prompt decoded
-    again. `rest` is called after each piece of the caches.
+    again. `rest` is called after each piece of a megabyte.
 
     Raises:
         OSError: the file cannot be written.
     """
-    packed = {name: pack(data) for name, data in caches.items()}
-    facts = {"sizes": {name: sum(map(len, parts)) for name, parts in packed.items()}}
-    head = json.dumps(facts).encode() + tokens.tobytes()
-    first = hashlib.blake2b(head, digest_size=_CHECKSUM_SIZE).digest()
+    entries: dict[str, Sequence[Bytes]] = {_TOKENS: [tokens.tobytes()]}
+    entries |= {name: pack(data) for name, data in caches.items()}
     with replacement(path, is_flushed=False) as temporary:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "wb") as file:
-            digest = hashlib.blake2b(first, digest_size=_CHECKSUM_SIZE)
-            text_size = len(head) - tokens.itemsize * len(tokens)
-            file.write(_HEADER.pack(_MAGIC, text_size, len(tokens), first) + head)
-            for parts in packed.values():
-                for piece in _pieces(parts):
-                    file.write(piece)
-                    digest.update(crc32(piece).to_bytes(4, "little"))
-                    rest()
-            file.write(digest.digest())
+        with open(descriptor, "wb") as file, ZipFile(file, "w") as archive:
+            for name, parts in entries.items():
+                with archive.open(name, "w", force_zip64=True) as entry:
+                    for part in parts:
+                        view = memoryview(part)
+                        for start in range(0, len(view), 1 << 20):
+                            entry.write(view[start : start + (1 << 20)])
+                            rest()
 
 
 def read_prompt(path: Path) -> tuple[array[int], dict[str, Data]]:
@@ -67,46 +59,16 @@ def read_prompt(path: Path) -> tuple[array[int], dict[str, Data]]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is damaged or of another kind.
+        Exception: it is damaged or of another kind.
     """
-    with path.open("rb") as file:
-        start, num_bytes = file.read(_HEADER.size), os.fstat(file.fileno()).st_size
-        if len(start) < _HEADER.size or start[: len(_MAGIC)] != _MAGIC:
-            raise ValueError("it is no prompt of this version")
-        _, text_size, num_tokens, first = _HEADER.unpack(start)
-        if _HEADER.size + text_size + 4 * num_tokens > num_bytes:
-            raise ValueError("it ends early")
-        text, packed = file.read(text_size), file.read(4 * num_tokens)
-        if hashlib.blake2b(text + packed, digest_size=_CHECKSUM_SIZE).digest() != first:
-            raise ValueError("its checksum is wrong")
-        tokens = array("i")
-        tokens.frombytes(packed)
-        sizes = {str(name): int(size) for name, size in json.loads(text)["sizes"].items()}
-        if file.tell() + sum(sizes.values()) + _CHECKSUM_SIZE != num_bytes:
-            raise ValueError("its length is wrong")
-        digest, caches = hashlib.blake2b(first, digest_size=_CHECKSUM_SIZE), dict[str, Bytes]()
-        for name, size in sizes.items():
-            cache = caches[name] = bytearray(size)
-            file.readinto(cache)
-            for piece in _pieces([cache]):
-                digest.update(crc32(piece).to_bytes(4, "little"))
-        if file.read(_CHECKSUM_SIZE) != digest.digest():
-            raise ValueError("its checksum is wrong")
-    return tokens, {name: unpack(cache) or cache for name, cache in caches.items()}
-
-
-def _pieces(parts: Iterable[Bytes], size: int = 1 << 20) -> Iterator[bytearray]:
-    """What is written without a pause, each piece with a checksum: a cache divided by MiB."""
-    piece = bytearray()
-    for part in parts:
-        view = memoryview(part)
-        while len(piece) + len(view) >= size:
-            at = size - len(piece)
-            yield piece + view[:at]
-            piece, view = bytearray(), view[at:]
-        piece += view
-    if piece:
-        yield piece
+    tokens, caches = array("i"), dict[str, Data]()
+    with ZipFile(path) as archive:
+        tokens.frombytes(archive.read(_TOKENS))
+        for name in archive.namelist():
+            if name != _TOKENS:
+                data = archive.read(name)
+                caches[name] = unpack(data) or data
+    return tokens, caches
 
 
 @dataclass(frozen=True, slots=True, eq=False)

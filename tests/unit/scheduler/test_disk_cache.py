@@ -7,6 +7,7 @@ import os
 import random
 import stat
 import time
+from array import array
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -24,6 +25,7 @@ from headstart.scheduler.prompt_store import StoredBlock, StoredPrompt
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.structures import sequence_files
+from headstart.structures.checkpoints import pack
 from headstart.structures.prefix import packed
 from headstart.structures.prompt_files import PromptIndex, StoredFile, read_prompt, root_of
 from headstart.types import CacheKind, SavedState
@@ -218,15 +220,27 @@ def test_a_file_that_ends_early_is_dropped_with_one_line(folder: Path, size: int
     assert len(files(folder)) == num_files - 2  # what began with them is never asked for
 
 
-def test_a_flipped_bit_anywhere_is_noticed(folder: Path) -> None:
-    chance = random.Random(0)
-    original = {file: file.read_bytes() for file in files(folder)}
-    for _ in range(40):
-        for file, data in original.items():
+def contents(file: Path) -> tuple[array[int], dict[str, bytes]]:
+    tokens, caches = read_prompt(file)
+    return tokens, {name: b"".join(pack(data)) for name, data in caches.items()}
+
+
+def test_a_flipped_bit_anywhere_is_noticed_or_changes_nothing(folder: Path) -> None:
+    chance, num_read = random.Random(0), 0
+    for file in files(folder):
+        data, whole = file.read_bytes(), contents(file)
+        for _ in range(100):
             damaged = bytearray(data)
             damaged[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
             file.write_bytes(damaged)
-        assert ask(started(folder), conversation(1, 1), conversation(2, 2)) == [120, 140]
+            try:
+                found = contents(file)
+            except Exception:
+                continue
+            assert found[0] == whole[0]
+            assert found[1].items() <= whole[1].items()  # the list of entries may end early
+            num_read += found == whole  # it is in the time or the mode of an entry
+    assert num_read < 25 * len(files(folder))
 
 
 def test_files_of_others_are_left_alone(folder: Path) -> None:
