@@ -110,21 +110,3 @@ def test_speculators_do_not_know_each_other() -> None:
         and owners.get(source.path.stem) != imported
     ]
     assert breaches == []
-
-
-POSIX = re.compile(
-    r"\bimport (?:fcntl|grp|pty|pwd|resource|termios)\b"
-    r"|\bos\.(?:fork|get[ep]?[ug]id|killpg|nice|sched_\w+|set(?:priority|sid)|wait(?:pid|id)?)\b"
-    r"|\bsignal\.(?:setitimer|pthread_\w+|SIG(?:ALRM|CHLD|HUP|KILL|USR\d))\b"
-    r"|\b(?:AF_UNIX|start_new_session|pass_fds|preexec_fn)\b"
-)
-
-
-def test_posix_only_calls_stand_in_one_file() -> None:
-    """Tools, clusters and recorded texts, which are extras, are for POSIX."""
-    found = {
-        str(source.path.relative_to(PACKAGE))
-        for source in sources()
-        if source.folder != "extras" and POSIX.search(source.path.read_text("utf-8"))
-    }
-    assert found == {"structures/system.py"}

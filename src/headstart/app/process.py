@@ -16,7 +16,7 @@ from typing import Any
 from headstart.config import Config, EngineConfig
 from headstart.config.logs import start_logging
 from headstart.engine.machine import cores, default_threads
-from headstart.structures.system import allowed_cpus, bind_threads, set_niceness, use_cpus
+from headstart.structures.system import allowed_cpus, bind_threads
 from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -29,11 +29,11 @@ def prepare_engine_process(config: Config) -> None:
     if priority:
         try:
             # llama.cpp's niceness for each priority
-            set_niceness({-1: 5, 1: -5, 2: -10, 3: -20}[priority])
+            os.setpriority(os.PRIO_PROCESS, 0, {-1: 5, 1: -5, 2: -10, 3: -20}[priority])
         except OSError as error:
             log.warning("--prio %d is not possible for this user: %s", priority, error.strerror)
     if cpus := cpus_of(config.engine):
-        use_cpus(cpus)
+        os.sched_setaffinity(0, cpus)
     if has_core_each(config.engine):
         bind_threads(cores())
 

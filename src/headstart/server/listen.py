@@ -26,7 +26,7 @@ from headstart.server.extra_routes import Extra
 from headstart.server.guard import load_keys
 from headstart.server.service import ServedModel
 from headstart.server.status import model_entry
-from headstart.structures.system import is_unix_socket, switch_threads_often, unix_socket
+from headstart.structures.system import switch_threads_often
 from headstart.types.errors import ConfigError
 from headstart.types.worker import Worker
 
@@ -186,12 +186,12 @@ def take_port(config: ServerConfig) -> socket.socket:
 
 def _take_socket_file(path: Path) -> socket.socket:
     """Listen on a Unix socket; replaces a stale one."""
-    listener = unix_socket()
+    listener = socket.socket(socket.AF_UNIX)
     try:
         if path.is_socket() and listener.connect_ex(str(path)):
             path.unlink()
             listener.close()
-            listener = unix_socket()
+            listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
         listener.listen()
         return listener
@@ -216,7 +216,7 @@ def _read_certificate(config: ServerConfig) -> None:
 
 def address_of(listener: socket.socket, scheme: str = "http") -> str:
     """The URL of a listening socket, or a Unix socket's path."""
-    if is_unix_socket(listener):
+    if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

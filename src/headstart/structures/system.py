@@ -1,7 +1,4 @@
-"""Differences between operating systems: processes, priorities, limits, memory.
-
-The only module of a plain server that calls POSIX-only functions.
-"""
+"""Processes, priorities, limits and memory, on Linux and macOS."""
 
 from __future__ import annotations
 
@@ -11,13 +8,11 @@ import fcntl
 import os
 import resource
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 LOW_PRIORITY = 10  # added to the niceness: next to a busy thread a tenth of a core is left
 PATIENCE = 12  # how much longer than its CPU time work of low priority may take
@@ -98,7 +93,7 @@ def use_any_core() -> None:
     """Let this thread run on any core; its parent may be bound to one."""
     if _cpus_of_others is not None:
         with contextlib.suppress(OSError):  # the process's CPUs may have changed
-            use_cpus(_cpus_of_others)
+            os.sched_setaffinity(0, _cpus_of_others)
 
 
 def _make_way() -> None:
@@ -110,23 +105,9 @@ def _make_way() -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
-def set_niceness(niceness: int) -> None:
-    """Set the priority of this process.
-
-    Raises:
-        OSError: the user lacks the permission.
-    """
-    os.setpriority(os.PRIO_PROCESS, 0, niceness)
-
-
 def allowed_cpus() -> set[int] | None:
-    """The CPUs that this process may use; None if the system has no such choice."""
+    """The CPUs that this process may use; None on macOS."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-
-
-def use_cpus(cpus: Collection[int]) -> None:
-    """Restrict this process to these CPUs, a subset of `allowed_cpus`."""
-    os.sched_setaffinity(0, cpus)
 
 
 def allow_files(wanted: int) -> int | None:
@@ -148,25 +129,8 @@ def widen_pipe(number: int) -> None:
         fcntl.fcntl(number, fcntl.F_SETPIPE_SZ, 1 << 20)
 
 
-def unix_socket() -> socket.socket:
-    """A Unix domain socket."""
-    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-
-
-def is_unix_socket(one: socket.socket) -> bool:
-    """Whether a socket is one of `unix_socket`."""
-    return one.family == socket.AF_UNIX
-
-
-def own_group(*files: int) -> dict[str, Any]:
-    """Arguments for a subprocess that inherits these files and is not reached by Ctrl-C; its
-    children join its group.
-    """
-    return {"start_new_session": True, "pass_fds": files}
-
-
 def kill_group(process: int) -> None:
-    """Kill a process of `own_group` and its children."""
+    """Kill a process that has its own session, and its children."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: ended, not reaped yet
         os.killpg(process, signal.SIGKILL)
 

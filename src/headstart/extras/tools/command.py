@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headstart.extras.tools import supervisor
-from headstart.structures.system import kill_group, own_group
+from headstart.structures.system import kill_group
 
 # what programs inherit: no keys and tokens
 SHARED = re.compile(
@@ -87,7 +87,7 @@ async def run_command(
             stderr=errors,
             cwd=folder or None,
             env=shared_environment(),
-            **own_group(),
+            start_new_session=True,
         )
     except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
         return Finished(f"cannot run {arguments[0]}: {error}".encode(), None)

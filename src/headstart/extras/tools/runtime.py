@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 from headstart.extras.tools.command import end_process, shared_environment
 from headstart.extras.tools.machine import ENGINES, machine_of
 from headstart.extras.tools.tool import ToolError
-from headstart.structures.system import own_group
 from headstart.types.errors import ConfigError, HeadstartError
 
 log = logging.getLogger(__name__)
@@ -75,7 +74,7 @@ class Runtime:
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.DEVNULL,
                     env=shared_environment(),
-                    **own_group(),
+                    start_new_session=True,
                 )
             except OSError as error:
                 raise ToolError(f"cannot run {self._engine}: {error}") from error

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headstart.gateway.router.presets import ModelPreset
-from headstart.structures.system import kill_group, own_group
+from headstart.structures.system import kill_group
 
 TENANT_HEADER = "X-Headstart-Tenant"
 
@@ -80,7 +80,8 @@ class ChildProcess:
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.STDOUT,
                     env={**self._preset.environment, **own},
-                    **own_group(number),  # Ctrl-C is for the router, which ends them in order
+                    pass_fds=[number],
+                    start_new_session=True,  # Ctrl-C is for the router, which ends them in order
                 )
             except BaseException:
                 ours.close()

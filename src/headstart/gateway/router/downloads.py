@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from headstart.server.errors import ApiError
-from headstart.structures.system import own_group
 from headstart.types.errors import ConfigError, ModelError
 
 log = logging.getLogger(__name__)
@@ -112,7 +111,7 @@ class Downloads:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,  # bars of progress
             env=environment,
-            **own_group(),
+            start_new_session=True,  # Ctrl-C is for the router
         )
         failure = ""
         try:
