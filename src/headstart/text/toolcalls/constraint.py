@@ -135,7 +135,7 @@ class CallRules:
                 values = _TaggedValues(body.arguments, schema, self._lines, self.spelled)
                 arguments = values.arguments()
             case _:
-                arguments = body.arguments.values(schema, self._lines, self.spelled).arguments()
+                arguments = body.arguments(schema, self._lines, self.spelled).arguments()
         return " ".join([*parts, arguments])
 
     def spelled(self, marker: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from headstart.text.toolcalls.argument_types import (
     TEXT,
@@ -186,7 +187,7 @@ class NamedCall:
     """A head with the name, then the arguments: JSON, each between markers, or a family's own."""
 
     head: str  # markers around {name}, {id} and the call's {number}
-    arguments: TaggedArguments | OwnArguments | None = None  # None: one JSON object
+    arguments: TaggedArguments | type[ValueRules] | None = None  # None: one JSON object
     is_name_id: bool = False  # the name as it is written, `functions.name:0`, is the id
 
     @property
@@ -217,9 +218,9 @@ class NamedCall:
             elif not (yield from _take_all(reader, part.split())):
                 return False
         yield from reader.skip_space()
-        match self.arguments:  # in other forms, a call may have none
-            case None | OwnArguments(is_object=True) if not (yield from reader.sees("{")):
-                return False
+        is_object = self.arguments is None or self.arguments.is_object
+        if is_object and not (yield from reader.sees("{")):  # in other forms, a call may have none
+            return False
         reader.begin_call(name, call_id)
         if self.arguments:
             yield from self.arguments.read(reader, name, ends)
@@ -229,19 +230,10 @@ class NamedCall:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnArguments:
-    """Arguments in a form that only one family of models has."""
-
-    # emits the arguments of the tool of this name; the markers after them follow
-    read: Callable[[AnswerReader, str, Sequence[str]], Reading[None]]
-    values: type[ValueRules]
-    is_object: bool = False  # they begin with {
-
-
-@dataclass(frozen=True, slots=True)
 class TaggedArguments:
     """Each argument's name and value between markers; emitted as JSON."""
 
+    is_object: ClassVar[bool] = False
     key_start: str
     key_end: str  # between name and value; up to the attribute, if there is one
     value_end: str

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from headstart.text.toolcalls.argument_types import listed, referenced
+from headstart.text.toolcalls.reader import AnswerReader, Reading
 from headstart.types.errors import RequestError
 
 MAX_DEPTH = 32
@@ -49,6 +50,10 @@ Members = Mapping[str, bool]
 class ValueRules(ABC):
     """Rules for the values of one tool's schema; one subclass per form."""
 
+    is_object = False  # whether arguments begin with {
+    # of forms that only one family has: emits the arguments of the tool of this name, up to the
+    # markers after them
+    read: ClassVar[Callable[[AnswerReader, str, Sequence[str]], Reading[None]]]
     separator = ","  # of elements and members
     key_end = ":"
 

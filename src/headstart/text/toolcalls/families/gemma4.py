@@ -9,32 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from headstart.text.toolcalls.answer_format import AnswerFormat
-from headstart.text.toolcalls.formats import MarkedCalls, NamedCall, OwnArguments
+from headstart.text.toolcalls.formats import MarkedCalls, NamedCall
 from headstart.text.toolcalls.json_text import dump, python_value
 from headstart.text.toolcalls.reader import AnswerReader, Reading
 from headstart.text.toolcalls.value_rules import Members, ValueRules, quoted
 
 _QUOTE = '<|"|>'
-
-
-class _GemmaValues(ValueRules):
-    """Keys are in alphabetical order, as the template writes them."""
-
-    def arguments(self) -> str:
-        return self.value(self.root)
-
-    def text(self, end: str) -> str:
-        return f"{self.spelled(_QUOTE)} {super().text(_QUOTE)}"
-
-    def literal(self, value: Any, end: str) -> str:
-        if not isinstance(value, str):
-            return quoted(dump(value))
-        quote = self.spelled(_QUOTE)
-        return f"{quote} {quoted(value)} {quote}"
-
-    def object_of(self, members: Members, end: str) -> str:
-        ordered = sorted(members.items(), key=lambda one: one[0].casefold())
-        return f'"{{" {self.joined(dict(ordered))} "}}"'
 
 
 def _read_object(reader: AnswerReader, name: str, ends: Sequence[str]) -> Reading[None]:
@@ -61,6 +41,29 @@ def _read_object(reader: AnswerReader, name: str, ends: Sequence[str]) -> Readin
             reader.arguments(dump(python_value(word.strip())))
         if not (yield from _go_on(reader, open_brackets)):
             return
+
+
+class _GemmaValues(ValueRules):
+    """Keys are in alphabetical order, as the template writes them."""
+
+    is_object = True
+    read = _read_object
+
+    def arguments(self) -> str:
+        return self.value(self.root)
+
+    def text(self, end: str) -> str:
+        return f"{self.spelled(_QUOTE)} {super().text(_QUOTE)}"
+
+    def literal(self, value: Any, end: str) -> str:
+        if not isinstance(value, str):
+            return quoted(dump(value))
+        quote = self.spelled(_QUOTE)
+        return f"{quote} {quoted(value)} {quote}"
+
+    def object_of(self, members: Members, end: str) -> str:
+        ordered = sorted(members.items(), key=lambda one: one[0].casefold())
+        return f'"{{" {self.joined(dict(ordered))} "}}"'
 
 
 def _read_key(reader: AnswerReader) -> Reading[None]:
@@ -90,7 +93,7 @@ def _go_on(reader: AnswerReader, open_brackets: list[str]) -> Reading[bool]:
 FORMAT = AnswerFormat(
     calls=MarkedCalls(
         "gemma4",
-        NamedCall("{name}", OwnArguments(_read_object, _GemmaValues, is_object=True)),
+        NamedCall("{name}", _GemmaValues),
         call_start="<|tool_call>call:",
         call_end="<tool_call|>",
     ),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headstart.text.toolcalls.answer_format import AnswerFormat
-from headstart.text.toolcalls.formats import MarkedCalls, NamedCall, OwnArguments
+from headstart.text.toolcalls.formats import MarkedCalls, NamedCall
 from headstart.text.toolcalls.json_text import dump, python_value, read_rest
 from headstart.text.toolcalls.reader import AnswerReader, Reading
 from headstart.text.toolcalls.value_rules import ValueRules, as_json, quoted
@@ -35,6 +35,7 @@ def _read_arguments(reader: AnswerReader, name: str, ends: Sequence[str]) -> Rea
 class _PythonValues(ValueRules):
     """Strings in either kind of quotes; everything else as in JSON."""
 
+    read = _read_arguments
     separator, key_end = ", ", "="
 
     def text(self, end: str) -> str:
@@ -70,7 +71,7 @@ def _source_of_value(reader: AnswerReader) -> Reading[str]:
 FORMAT = AnswerFormat(
     calls=MarkedCalls(
         "lfm2",
-        NamedCall("{name}(", OwnArguments(_read_arguments, _PythonValues)),
+        NamedCall("{name}(", _PythonValues),
         section_start="<|tool_call_start|>[",
         section_end="]<|tool_call_end|>",
         call_end=")",

@@ -17,7 +17,7 @@ from headstart.text.toolcalls.argument_types import (
     property_of,
     types_of,
 )
-from headstart.text.toolcalls.formats import MarkedCalls, NamedCall, OwnArguments
+from headstart.text.toolcalls.formats import MarkedCalls, NamedCall
 from headstart.text.toolcalls.json_text import dump, spelled_value
 from headstart.text.toolcalls.reader import AnswerReader, Reading
 from headstart.text.toolcalls.value_rules import (
@@ -55,6 +55,7 @@ def _read_tag(reader: AnswerReader) -> Reading[str]:
 class _ElementValues(ValueRules):
     """Nested elements; only the schema tells an empty list or object from an empty string."""
 
+    read = _read_arguments
     separator = ""
 
     def literal(self, value: Any, end: str) -> str:
@@ -127,7 +128,7 @@ def _children(text: str) -> list[tuple[str, str]] | None:
 FORMAT = AnswerFormat(
     calls=MarkedCalls(
         "minimax-m3",
-        NamedCall('{name}">', OwnArguments(_read_arguments, _ElementValues)),
+        NamedCall('{name}">', _ElementValues),
         section_start=_NS + "<tool_call>\n",
         section_end=_NS + "</tool_call>",
         call_start=_NS + '<invoke name="',
