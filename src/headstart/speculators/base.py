@@ -13,7 +13,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from statistics import median
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
-from headstart.config.fields import flag_of, plain_type
+from headstart.config.fields import plain_type
 from headstart.types import DecodedStates, Draft, DraftRequest, SavedState
 from headstart.types.errors import ConfigError
 
@@ -29,7 +29,10 @@ def register(cls: S) -> S:
     Raises:
         ConfigError: the class cannot be used, with the remedy.
     """
-    if reason := why_not(cls) or _why_taken(cls):
+    reason = why_not(cls)
+    if not reason and (other := SPECULATORS.get(cls.name)):
+        reason = f"the name {cls.name!r} is taken by {other.__module__}"
+    if reason:
         raise ConfigError(f"the speculator class {cls.__name__} cannot be registered: {reason}")
     SPECULATORS[cls.name] = cls
     return cls
@@ -67,21 +70,6 @@ def why_not(cls: type[Speculator]) -> str | None:
     if "options" not in inspect.signature(cls).parameters:
         return "it has Options, so its constructor must take options"
     return None
-
-
-def _why_taken(cls: type[Speculator]) -> str | None:
-    """Why its name or one of its flags is taken; None if none is."""
-    for name, other in SPECULATORS.items():
-        if name == cls.name:
-            return f"the name {name!r} is taken by {other.__module__}"
-        if common := _flags_of(cls) & _flags_of(other):
-            return f"its flag {min(common)} is taken by {name}; rename the speculator or the option"
-    return None
-
-
-def _flags_of(cls: type[Speculator]) -> set[str]:
-    options = fields(cls.Options) if cls.Options is not None else ()
-    return {flag_of(f"spec_{cls.name}_{option.name}") for option in options}
 
 
 class Speculator(ABC):

@@ -71,13 +71,6 @@ class Unknown:
     n: Nowhere = None  # type: ignore[name-defined]  # noqa: F821
 
 
-@dataclass
-class Tokens:
-    """Together with a name, the flag of another."""
-
-    tokens: int = 3
-
-
 @pytest.mark.parametrize(
     ("attributes", "says"),
     [
@@ -97,10 +90,6 @@ class Tokens:
         ),
         ({"name": "x", "Options": Many}, r"option n has the type list\[int\] but must be a str"),
         ({"name": "x", "Options": Unknown}, "type that is not known here: name 'Nowhere'"),
-        (
-            {"name": "suffix-corpus", "Options": Tokens, "__init__": lambda self, options: None},
-            "its flag --spec-suffix-corpus-tokens is taken by suffix",
-        ),
     ],
 )
 def test_a_class_that_cannot_be_used_is_refused(attributes: dict[str, Any], says: str) -> None:
