@@ -53,7 +53,6 @@ CONFIG = Config(
     scheduler=SchedulerConfig(parallel=1),
     speculation=SpeculationConfig(
         spec="fixed", spec_type="draft-model", draft_max=LENGTH, spec_state="none",
-        options={"draft-model": {"sampling": "coupled"}},
     ),
 )  # fmt: skip
 PRICES = StepPrices.of({"rows": {1: 10.0, 2: 11.0, 4: 13.0, 8: 20.0, 17: 40.0}})

@@ -239,7 +239,7 @@ def test_after_rejections_it_drafts_what_it_would_have_drafted_had_it_read_the_t
     path = write_model(tmp_path / "draft.gguf", architecture)
     engine = LlamaEngine(Model(path, config), config, Limits(2, 2, 0))
     assert engine.cache_kind is CacheKind.CHECKPOINT
-    drafter = DraftModelSpeculator(engine, DraftModelSpeculator.Options("argmax"))
+    drafter = DraftModelSpeculator(engine)
     random = np.random.default_rng(2)
     texts = {seq_id: random.integers(0, SIZE, 20 + 60 * seq_id).tolist() for seq_id in range(2)}
     for seq_id, text in texts.items():
@@ -249,7 +249,7 @@ def test_after_rejections_it_drafts_what_it_would_have_drafted_had_it_read_the_t
         drafts = drafter.propose([DraftRequest(s, text, 5) for s, text in texts.items()])
         fresh = LlamaEngine(engine.model, config, Limits(1, 1, 0))
         for (seq_id, text), draft in zip(texts.items(), drafts, strict=True):
-            alone = DraftModelSpeculator(fresh, DraftModelSpeculator.Options("argmax"))
+            alone = DraftModelSpeculator(fresh)
             alone.begin(0, text)
             fresh.clear(0)
             (expected,) = alone.propose([DraftRequest(0, text, 5)])

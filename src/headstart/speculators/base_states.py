@@ -69,7 +69,7 @@ class StateSpeculator(Speculator):
             self._rows = Batch(context.max_batch_tokens, self.width, has_tokens=False)
         # maximum rows with outputs that a draft adds to a decode
         self._rows_per_draft = blocks.size if blocks else 1 + num_heads
-        self._preference = Preference("auto")
+        self._preference = Preference()
         self._num_calls = 0
 
     def states_of(self, seq_id: int) -> TargetStates:

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.config import option
 from headstart.speculators.base import SAMPLE_ROWS, Speculator, register, times_of
 from headstart.speculators.draft_model_progress import CachedSequence, closed_half
 from headstart.structures.prefix import common_prefix_length
@@ -50,31 +49,13 @@ class DraftModelSpeculator(Speculator):
     continues_drafts = True
     needs_draft_model = True
 
-    @dataclass(frozen=True, slots=True)
-    class Options:
-        """How it picks tokens."""
-
-        sampling: str = option(
-            "auto",
-            "how a draft model picks: coupled shares the request's random numbers, argmax takes "
-            "the likeliest, auto uses what was accepted more",
-            "--draft-sampling",
-            choices=("auto", "coupled", "argmax"),
-        )
-
-    def __init__(
-        self,
-        engine: Engine,
-        options: Options | None = None,
-        translator: VocabularyTranslator | None = None,
-    ) -> None:
+    def __init__(self, engine: Engine, translator: VocabularyTranslator | None = None) -> None:
         """Draft with `engine`; without a translator it must share the target's token ids."""
         self.engine = engine
-        self.options = options or self.Options()
         self.num_decoded = 0  # rows
         self.most_read = 256  # tokens of texts decoded per step, to limit its time
         self._translator = translator
-        preference = Preference(self.options.sampling)
+        preference = Preference()
 
         def make_sequence() -> CachedSequence:
             if translator is None:
@@ -350,7 +331,6 @@ class DraftModelSpeculator(Speculator):
         vocabulary = "identical" if self._translator is None else self._translator.describe()
         mode = "identical" if self._translator is None else self._translator.mode
         return {
-            "sampling": self.options.sampling,
             "rows_decoded": self.num_decoded,
             "mode": mode,
             "vocabulary": vocabulary,

@@ -27,8 +27,7 @@ TEXT = [(7 * i + i // 31) % EOS for i in range(100)]
 def make_drafter(
     most_read: int = 16, cache_kind: CacheKind = CacheKind.CUT
 ) -> DraftModelSpeculator:
-    options = DraftModelSpeculator.Options("argmax")
-    drafter = DraftModelSpeculator(Model(skew=0.3, cache_kind=cache_kind), options)
+    drafter = DraftModelSpeculator(Model(skew=0.3, cache_kind=cache_kind))
     drafter.most_read = most_read
     return drafter
 

@@ -27,14 +27,13 @@ from tests.unit.scheduler.conversations import ask, conversation
 
 from headstart.config import SpeculationConfig
 from headstart.speculators.draft_model import DraftModelSpeculator
+from headstart.text.vocabulary.draft_tokenizer import Preference
 from headstart.types import CacheKind, DraftRequest
 from headstart.types.request import SpeculativeParams
 
 
-def drafter(
-    skew: float = 0.0, sampling: str = "auto", most_read: int = 256
-) -> DraftModelSpeculator:
-    speculator = DraftModelSpeculator(Model(skew=skew), DraftModelSpeculator.Options(sampling))
+def drafter(skew: float = 0.0, most_read: int = 256) -> DraftModelSpeculator:
+    speculator = DraftModelSpeculator(Model(skew=skew))
     speculator.most_read = most_read
     return speculator
 
@@ -109,7 +108,7 @@ def test_who_reads_a_long_prompt_does_not_hold_up_the_others() -> None:
 
 
 def test_accepted_drafts_need_not_be_read_again() -> None:
-    speculator = drafter(sampling="argmax")
+    speculator = drafter()
     history = [*range(1, 21)]
     speculator.begin(0, history)
     (draft,) = speculator.propose([DraftRequest(0, history, 4)])
@@ -133,7 +132,7 @@ def test_a_full_draft_cache_forgets_what_was_used_longest_ago() -> None:
 
 
 def test_the_second_turn_and_a_branch_start_with_what_is_cached() -> None:
-    engine, speculator = Model(), drafter(sampling="coupled")
+    engine, speculator = Model(), drafter()
     scheduler = make_scheduler(engine, [speculator])
     first = run(scheduler, [REQUEST])["r"]
     before = speculator.num_decoded
@@ -143,11 +142,12 @@ def test_the_second_turn_and_a_branch_start_with_what_is_cached() -> None:
     assert speculator.num_decoded - before <= 2 * (3 + 10 + 5)
 
 
-def test_the_same_prompt_again_is_drafted_as_honestly_as_the_first_time() -> None:
+def test_the_same_prompt_again_is_drafted_as_honestly_as_the_first_time(monkeypatch) -> None:
     """Rows of the first run must not answer for the second: its drafts are decoded anew, with its
     own seed.
     """
-    engine, speculator = Model(), drafter(0.4, sampling="coupled")
+    monkeypatch.setattr(Preference, "couples", True)  # else it learns from the first
+    engine, speculator = Model(), drafter(0.4)
     scheduler = make_scheduler(engine, [speculator])
     verified, rows = [], [0]
     for name in "abc":
@@ -175,7 +175,7 @@ def test_a_full_draft_context_costs_drafts_only(model, requests) -> None:
 
 
 def test_a_long_prompt_is_read_in_parts_and_drafted_afterwards() -> None:
-    engine, speculator = Model(), drafter(sampling="coupled", most_read=16)
+    engine, speculator = Model(), drafter(most_read=16)
     long = replace(REQUEST, prompt=[i % 31 for i in range(100)])
     answers = run_checked(make_scheduler(engine, [speculator]), [long])
     stats = answers["r"].stats
@@ -270,13 +270,12 @@ class SecondModelSpeculator(DraftModelSpeculator):
 def test_two_draft_models_draft_side_by_side(spec: SpeculationConfig) -> None:
     """Nothing in the scheduler or in control knows a model speculator by its name."""
     requests = make_requests(6)
-    options = DraftModelSpeculator.Options()
     drafted = {"draft-model": 0, "second-model": 0}
     for seed in range(3):
         both = [
             *make_speculators(["suffix"]),
             drafter(skew=0.9),
-            SecondModelSpeculator(Model(2, skew=0.1), options),
+            SecondModelSpeculator(Model(2, skew=0.1)),
         ]
         scheduler = make_scheduler(Model(2), both, spec, RandomController(seed))
         run_checked(scheduler, requests)

@@ -180,7 +180,7 @@ def test_control_learns_constrained_text_apart(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("kind", ["json_schema", "gbnf", "lark", "list", "regex"])
 def test_a_model_that_equals_the_target_is_right_under_a_constraint_too(kind, temperature) -> None:
     engine = bytes_engine()
-    model = DraftModelSpeculator(bytes_engine(), DraftModelSpeculator.Options("coupled"))
+    model = DraftModelSpeculator(bytes_engine())
     requests = make_constrained(3, CONSTRAINTS[kind], temperature)  # the fourth bans the end
     answers = run(make_scheduler(engine, [model]), requests)
     check(engine, requests, answers)
@@ -193,7 +193,7 @@ def test_a_draft_model_of_greedy_requests_picks_the_best_legal_token() -> None:
     with state(b'{"name": "').lookahead() as legality:
         assert legality.read_legal(b"An") == 2
         request = DraftRequest(0, [1], 9, legality=legality)
-        builder = DraftBuilder(request, 9, Preference("argmax"))
+        builder = DraftBuilder(request, 9, Preference())
         logits = np.zeros(TOKENS.size, np.float32)
         logits[[ord("x"), ord("t"), ord("n")]] = 3.0, 2.0, 1.0
         assert builder.extend(logits) == ord("t")

@@ -16,14 +16,10 @@ from headstart.types import NO_DRAFT, Draft, DraftRequest, TokenChoice
 
 
 class Preference:
-    """Whether to pick coupled or argmax tokens: fixed, or by what was accepted so far."""
+    """Whether to pick coupled or argmax tokens, by what was accepted so far."""
 
-    def __init__(self, sampling: str) -> None:
-        self._is_open = sampling == "auto"
-        # of coupled over argmax, in accepted tokens, with decay
-        self._lead = 0.0 if sampling != "argmax" else -1.0
-        self.compares = sampling != "argmax"
-        """Whether the coupled choice is needed for the comparison."""
+    def __init__(self) -> None:
+        self._lead = 0.0  # of coupled over argmax, in accepted tokens, with decay
 
     @property
     def couples(self) -> bool:
@@ -31,7 +27,7 @@ class Preference:
 
     def compare(self, choice: TokenChoice, token: int) -> None:
         """Record that the target emitted `token` where `choice` was possible."""
-        if self._is_open and choice.coupled != choice.argmax:
+        if choice.coupled != choice.argmax:
             self._lead = self._lead * 0.98 + (token == choice.coupled) - (token == choice.argmax)
 
 

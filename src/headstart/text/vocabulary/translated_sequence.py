@@ -220,11 +220,7 @@ class TranslatingBuilder(DraftBuilder):
     def _shared_choice(self, logits: NDArray[np.float32]) -> TokenChoice | None:
         """The request's choice from this row, among the shared tokens."""
         translator, choose = self._translator, self.request.choose
-        if (
-            choose is None
-            or not self._preference.compares
-            or translator.to_target[int(logits.argmax())] < 0
-        ):
+        if choose is None or translator.to_target[int(logits.argmax())] < 0:
             return None
         before = self._sequence.translate(self.tokens)
         if len(translator.target.join(before)) + self._num_healed != len(

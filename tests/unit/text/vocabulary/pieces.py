@@ -100,7 +100,6 @@ def make_translator(kind: str) -> tuple[PieceVocab, VocabularyTranslator]:
 
 def make_drafter(
     vocabulary: str,
-    sampling: str = "auto",
     *,
     order: int | None = None,
     skew: float = 0.0,
@@ -111,4 +110,4 @@ def make_drafter(
     if vocabulary != "same":
         draft, translator = make_translator(vocabulary)
         engine = Translated(draft, engine, cache_kind)
-    return DraftModelSpeculator(engine, DraftModelSpeculator.Options(sampling), translator)
+    return DraftModelSpeculator(engine, translator)

@@ -50,9 +50,9 @@ def translator(target: str, draft: str) -> VocabularyTranslator:
     return VocabularyTranslator(vocab(target), vocab(draft))
 
 
-def sequence(translator: VocabularyTranslator, sampling: str = "auto") -> TranslatedSequence:
+def sequence(translator: VocabularyTranslator) -> TranslatedSequence:
     """A text that begins."""
-    return TranslatedSequence(translator, Preference(sampling))
+    return TranslatedSequence(translator, Preference())
 
 
 _CODE = Path(__file__).with_name("test_vocabulary_translator.py").read_text()

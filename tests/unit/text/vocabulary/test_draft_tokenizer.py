@@ -100,7 +100,7 @@ def test_noise_is_that_of_the_position_in_the_targets_text(demo: VocabularyTrans
     calls: list[int] = []
     pick = demo.target.ids[b" x"]
     history = tokens_of(demo, b"the")
-    tokenizer = real.sequence(demo, "coupled")
+    tokenizer = real.sequence(demo)
     tokenizer.to_draft_tokens(history, 0)
     builder: Any = tokenizer.begin(DraftRequest(0, history, 8, choose=_choosing(calls, pick)), 8)
     builder.tokens += ours
@@ -111,38 +111,18 @@ def test_noise_is_that_of_the_position_in_the_targets_text(demo: VocabularyTrans
     assert calls == [len(history) + len(theirs)]
 
 
-def test_argmax_by_order_never_asks_for_noise(demo: VocabularyTranslator) -> None:
-    calls: list[int] = []
-    tokenizer = real.sequence(demo, "argmax")
-    history = tokens_of(demo, b"x =")
-    tokenizer.to_draft_tokens(history, 0)
-    builder: Any = tokenizer.begin(DraftRequest(0, history, 8, choose=_choosing(calls, 0)), 8)
-    logits = np.zeros(demo.draft.size, np.float32)
-    logits[demo.draft.ids[b" y"]] = 9.0
-    assert builder.extend(logits) == demo.draft.ids[b" y"]
-    assert calls == []
-
-
 # Preference and confidence.
 
 
 @pytest.mark.parametrize("better", [True, False])
 def test_the_way_that_is_accepted_more_is_taken_and_the_choice_can_turn(better: bool) -> None:
-    preference = Preference("auto")
+    preference = Preference()
     for _ in range(30):
         preference.compare(TokenChoice(1, 0.5, 2, 0.5), 1 if better else 2)
     assert preference.couples is better
     for _ in range(60):
         preference.compare(TokenChoice(1, 0.5, 2, 0.5), 2 if better else 1)
     assert preference.couples is not better
-
-
-@pytest.mark.parametrize("sampling", ["coupled", "argmax"])
-def test_a_way_given_by_hand_stays(sampling: str) -> None:
-    preference = Preference(sampling)
-    for _ in range(50):
-        preference.compare(TokenChoice(1, 0.5, 2, 0.5), 2 if sampling == "coupled" else 1)
-    assert preference.couples is (sampling == "coupled")
 
 
 @pytest.mark.parametrize(
