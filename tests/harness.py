@@ -25,7 +25,6 @@ from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.sequence import Cells
 from headstart.scheduler.step import StepRecord
 from headstart.speculators import Speculator
-from headstart.structures.vocabulary_id import VocabularyId
 from headstart.testing import ByteVocab, FakeEngine, FakeFilters, LetterVocab
 from headstart.testing import RandomController as RandomController
 from headstart.types import CacheKind, Draft, DraftRequest
@@ -255,7 +254,6 @@ def make_speculators(
     parts: dict[str, Callable[[], Any]] = {
         "engine": draft,
         "vocab": lambda: None,
-        "vocabulary_id": lambda: VocabularyId(SIZE, bytes(16)),
         "translator": lambda: None,
     }
     return [make_speculator(name, SMALL_OPTIONS, parts) for name in names]

@@ -15,7 +15,6 @@ from headstart.app.speculation import make_speculator
 from headstart.sampling import SamplingParams
 from headstart.speculators import Speculator
 from headstart.speculators.mtp import MtpSpeculator
-from headstart.structures.vocabulary_id import VocabularyId
 from headstart.testing import ByteVocab, FakeEngine
 from headstart.types import (
     LAST_STATE,
@@ -178,7 +177,6 @@ def make_any(
     parts: dict[str, Callable[[], Any]] = {
         "engine": draft,
         "vocab": lambda: vocab,
-        "vocabulary_id": lambda: VocabularyId.of(vocab),
         "translator": lambda: None,  # the draft model's ids are the target's
         "heads": FakeHeads,
         "context": lambda: FakeDraftContext(name),

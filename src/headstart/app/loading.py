@@ -28,7 +28,6 @@ from headstart.engine.model import Model
 from headstart.engine.parameters import ENCODERS, Limits
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.structures.vocabulary_id import VocabularyId
 from headstart.text.vocabulary.replacements import parse_pairs
 from headstart.text.vocabulary.templates import find_replacements
 from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
@@ -281,7 +280,6 @@ def speculator_parts(
     return {
         **{name: partial(loaded.__getitem__, name) for name in loaded},
         "vocab": lambda: target.vocab,
-        "vocabulary_id": lambda: VocabularyId.of(target.vocab),
         "translator": lambda: make_translator(config, target, loaded["engine"].model),
     }
 

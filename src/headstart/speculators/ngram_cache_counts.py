@@ -1,9 +1,7 @@
 """Counts of the tokens that followed each n-gram of 1 to 4 tokens, and llama.cpp's file format.
 
-The file (used by its `lookup` examples) repeats, in native int32: the four tokens of the n-gram, -1
-if it is shorter; a number k; k pairs of token and count. It does not identify the vocabulary, so we
-add an n-gram of no tokens, which llama.cpp reads but never looks up: it is followed by the mark of
-the vocabulary. A file without the mark is written without it again: its vocabulary is unknown.
+The file (made by its `lookup` examples) repeats, in native int32: the four tokens of the n-gram, -1
+if it is shorter; a number k; k pairs of token and count. It does not identify the vocabulary.
 """
 
 from __future__ import annotations
@@ -14,11 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from headstart.structures.atomic import replace_file
-from headstart.structures.suffix_index import SEPARATOR
-from headstart.structures.vocabulary_id import VocabularyId
 from headstart.types.errors import ModelError
 
 MAX_NGRAM = 4
@@ -45,17 +39,6 @@ def slide(key: int, token: int) -> int:
 def shorter(key: int, n: int) -> int:
     """The packed last n tokens of a packed n-gram with at least n."""
     return key & _MASKS[n - 1]
-
-
-def _ngrams(keys: Sequence[int]) -> NDArray[np.int32]:
-    """Packed n-grams in the file's format, shape (len(keys), MAX_NGRAM)."""
-    size = _WIDTH // 8
-    data = b"".join([key.to_bytes(MAX_NGRAM * size, "big") for key in keys])
-    digits = np.frombuffer(data, np.uint8).reshape(len(keys), MAX_NGRAM, size).astype(np.int32)
-    tokens = (digits[..., 0] << 16 | digits[..., 1] << 8 | digits[..., 2]) - 1
-    num_absent = (tokens == _ABSENT).sum(axis=1)  # first here, last in the file
-    order = (np.arange(MAX_NGRAM) + num_absent[:, None]) % MAX_NGRAM
-    return np.take_along_axis(tokens, order, axis=1)
 
 
 class _Several:
@@ -95,12 +78,11 @@ class NgramCounts:
             limit.
     """
 
-    __slots__ = ("_limit", "_table", "is_marked")
+    __slots__ = ("_limit", "_table")
 
     def __init__(self, limit: int | None = None) -> None:
         self._table: dict[int, int | _Several] = {}
         self._limit = limit
-        self.is_marked = True  # False: read from a file without a vocabulary mark
 
     def __len__(self) -> int:
         return len(self._table)
@@ -193,40 +175,12 @@ class NgramCounts:
                 return token, count / (found.total + 1 / n)
         return None
 
-    def save(self, path: Path, vocabulary: VocabularyId) -> None:
-        """Write llama.cpp's file, atomically; with the mark of the vocabulary if `is_marked`."""
-        mark = array("i", (*[_ABSENT] * MAX_NGRAM, 1, vocabulary.mark, 1) if self.is_marked else ())
-        replace_file(path, mark.tobytes() + self._encode())
-
-    def _encode(self) -> bytes:
-        """All records of the file; in numpy, because the engine's loop waits."""
-        sizes, pairs = list[int](), list[int]()  # successors per n-gram; token << 32 | count
-        for found in self._table.values():
-            if isinstance(found, int):
-                own = [found]
-            else:
-                own = [token << 32 | count for token, count in found.counts.items()]
-            sizes.append(len(own))
-            pairs += own
-        num_pairs, packed = np.array(sizes, np.int64), np.array(pairs, np.int64)
-        lengths = MAX_NGRAM + 1 + 2 * num_pairs
-        starts = lengths.cumsum() - lengths
-        numbers = np.empty(lengths.sum(), np.int32)
-        numbers[starts[:, None] + np.arange(MAX_NGRAM)] = _ngrams(list(self._table))
-        numbers[starts + MAX_NGRAM] = num_pairs
-        ahead = starts + MAX_NGRAM + 1 - 2 * (num_pairs.cumsum() - num_pairs)
-        at = ahead.repeat(num_pairs) + 2 * np.arange(len(packed))
-        numbers[at] = packed >> 32
-        numbers[at + 1] = np.minimum(packed & _COUNT, 2**31 - 1)
-        return numbers.tobytes()
-
     @classmethod
-    def load(cls, path: Path, vocabulary: VocabularyId, limit: int | None = None) -> NgramCounts:
-        """Read all of llama.cpp's file; the limit is applied with the next text.
+    def load(cls, path: Path, vocab_size: int, limit: int | None = None) -> NgramCounts:
+        """Read llama.cpp's file.
 
         Raises:
-            ModelError: it cannot be read, is damaged, or belongs to another vocabulary (of a file
-                that llama.cpp wrote only a larger one is noticed).
+            ModelError: it cannot be read, is damaged, or belongs to a larger vocabulary.
         """
         try:
             data = path.read_bytes()
@@ -235,24 +189,20 @@ class NgramCounts:
             raise ModelError(
                 f"lookup cache {path} cannot be read: {reason}; name another file"
             ) from error
-        if len(data) % 4:
+        if not data or len(data) % 4:
             raise ModelError(
                 f"lookup cache {path} is damaged: {len(data)} bytes are not a whole number of "
-                "int32; "
-                "delete it or rebuild it"
+                "int32; delete it or rebuild it"
             )
         counts = cls(limit)
-        numbers = array("i")
-        numbers.frombytes(data)
-        counts.is_marked = not numbers
+        numbers = array("i", data)
         position = 0
         while position < len(numbers):
-            position = counts._read_record(numbers, position, vocabulary, path)
+            position = counts._read_record(numbers, position, vocab_size, path)
+        counts._trim()
         return counts
 
-    def _read_record(
-        self, numbers: array[int], position: int, vocabulary: VocabularyId, path: Path
-    ) -> int:
+    def _read_record(self, numbers: array[int], position: int, vocab_size: int, path: Path) -> int:
         def damaged(what: str) -> ModelError:
             return ModelError(
                 f"lookup cache {path} is damaged at byte {4 * position}: {what}; delete it or "
@@ -267,22 +217,14 @@ class NgramCounts:
         if num_pairs < 1 or end > len(numbers):
             raise damaged(f"a record claims {num_pairs} successors")
         size = ngram.index(_ABSENT) if _ABSENT in ngram else MAX_NGRAM
-        if any(token != _ABSENT for token in ngram[size:]):
+        if not size or any(token != _ABSENT for token in ngram[size:]):
             raise damaged(f"{ngram} is not an n-gram")
         pairs = numbers[start:end]
-        if not size:
-            if set(pairs[0::2]) != {vocabulary.mark}:
-                raise ModelError(
-                    f"lookup cache {path} was made with another vocabulary; name another file"
-                )
-            self.is_marked = True
-            return end
         for token in (*ngram[:size], *pairs[0::2]):
-            if not 0 <= token < vocabulary.size and token != SEPARATOR:
+            if not 0 <= token < vocab_size:
                 raise ModelError(
                     f"lookup cache {path} holds token {token} but the model's vocabulary has "
-                    f"{vocabulary.size}: "
-                    "it was made with another model; name another file"
+                    f"{vocab_size}: it was made with another model; name another file"
                 )
         if min(pairs[1::2]) < 1:
             raise damaged(f"a count is {min(pairs[1::2])}")

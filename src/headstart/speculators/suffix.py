@@ -38,7 +38,6 @@ from headstart.structures.corpus import MAX_MATCH, SIZES, KeptText, SuffixCorpus
 from headstart.structures.prefix import common_prefix_length
 from headstart.structures.suffix_index import SLICE, Place, SuffixIndex
 from headstart.structures.text_store import TextStore
-from headstart.structures.vocabulary_id import VocabularyId
 from headstart.text.vocabulary.variants import variants
 from headstart.types import NO_DRAFT, Draft, DraftRequest, Vocab
 from headstart.types.errors import ConfigError
@@ -107,11 +106,8 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
         self._answers: OrderedDict[_Prompt, KeptText] = OrderedDict()
         store = None
         if options.file:
-            if vocab is None:
-                raise ConfigError(
-                    "a corpus file needs to know the vocabulary: its tokens mean nothing without"
-                )
-            store = TextStore(Path(options.file), VocabularyId.of(vocab))
+            assert vocab is not None
+            store = TextStore(Path(options.file), vocab)
         self.corpus = SuffixCorpus(options.corpus_tokens, store)
 
     def history_of(self, text: Sequence[int], namespace: str) -> _AlignedText:
@@ -190,13 +186,10 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
         if self.corpus.unfinished:
             self.corpus.go_on(2 * SLICE)  # all that is added must be linked, and compacted
 
-    def end(self, seq_id: int) -> None:
-        self._end(seq_id, is_private=False)
-
     def end_private(self, seq_id: int) -> None:
-        self._end(seq_id, is_private=True)
+        self.end(seq_id, is_private=True)
 
-    def _end(self, seq_id: int, *, is_private: bool) -> None:
+    def end(self, seq_id: int, *, is_private: bool = False) -> None:
         text = self.histories.pop(seq_id, None)
         if text is None:
             return

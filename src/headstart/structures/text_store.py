@@ -1,29 +1,24 @@
 """Texts as tokens in an SQLite file, safe against a kill at any moment.
 
 One process at a time locks the file. Each text has a checksum, because SQLite has none. A damaged
-file is copied, and the texts before the damage are kept.
+file is moved aside.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import shutil
 import sqlite3
 from array import array
 from collections.abc import Sequence
-from itertools import count as count_from
+from hashlib import blake2b
 from pathlib import Path
 from zlib import crc32
 
-from headstart.structures.suffix_index import SEPARATOR
-from headstart.structures.vocabulary_id import VocabularyId
+from headstart.types import Vocab
 from headstart.types.errors import ConfigError, ModelError
 
 log = logging.getLogger(__name__)
-
-_MAGIC = b"SQLite format 3\0"
-_APPLICATION_ID = 0x48535458  # "HSTX", in the header of the file
 
 StoredText = tuple[int, bytes, "array[int]"]
 """A text in the file: its row, the 16 bytes of its namespace, and its tokens."""
@@ -41,65 +36,42 @@ class TextStore:
         ConfigError: it cannot be opened or another process locks it.
     """
 
-    def __init__(
-        self, path: Path, vocabulary: VocabularyId, patience_seconds: float = 10.0
-    ) -> None:
-        self.path, self._vocabulary = path, vocabulary
+    def __init__(self, path: Path, vocab: Vocab, patience_seconds: float = 10.0) -> None:
+        self.path, self._vocabulary = path, (vocab.size, spelling_digest(vocab))
         self.texts: list[StoredText] = []
-        self._create()
-        self._db = self._connect()
         try:
-            self._hold(patience_seconds)
-            self._read_texts()
-        except (sqlite3.DatabaseError, ValueError) as error:
-            codes = sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB
-            if isinstance(error, sqlite3.DatabaseError) and _code(error) not in codes:
-                self.close()
-                raise self._unusable(error) from error
-            self._begin_anew()
-        except BaseException:
-            self.close()
-            raise
+            self._open(patience_seconds)
+        except ValueError as error:
+            damaged = f"{path.resolve()}.damaged"
+            os.replace(path.resolve(), damaged)
+            log.warning("corpus file %s is damaged (%s); moved it to %s", path, error, damaged)
+            self._open(patience_seconds)
 
-    def _create(self) -> None:
-        """Create the file if it does not exist."""
+    def _open(self, patience_seconds: float) -> None:
+        """Open, lock and read the file, which is created if it does not exist.
+
+        Raises:
+            ValueError: it is damaged.
+        """
         try:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-            head = os.read(descriptor, len(_MAGIC))
-            os.close(descriptor)
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
         except OSError as error:
             raise ConfigError(
                 f"corpus file {self.path} cannot be opened for writing: {error.strerror}; name a "
                 "file in a folder that exists and can be written"
             ) from error
-        if head and head != _MAGIC:
-            raise self._foreign()
-
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(
-            self.path, timeout=0.0, isolation_level=None, check_same_thread=False
+        self._db = sqlite3.connect(
+            self.path, timeout=patience_seconds, isolation_level=None, check_same_thread=False
         )
-
-    def _hold(self, patience_seconds: float) -> None:
         try:
             self._lock()
-            return
-        except sqlite3.OperationalError as error:
-            if _code(error) != sqlite3.SQLITE_BUSY:
-                raise
-        log.warning(
-            "corpus file %s is in use by another process; waiting for up to %g s",
-            self.path,
-            patience_seconds,
-        )
-        self._db.execute(f"PRAGMA busy_timeout = {int(1000 * patience_seconds)}")
-        try:
-            self._lock()
-        except sqlite3.OperationalError as error:
-            raise ConfigError(
-                f"corpus file {self.path} is in use by another process; stop it or name another "
-                "file"
-            ) from error
+            self.texts = self._read_texts()
+        except sqlite3.Error as error:
+            self.close()
+            raise self._refusal(error) from error
+        except BaseException:
+            self.close()
+            raise
 
     def _lock(self) -> None:
         """Lock the file until it is closed. Writes survive a killed process at once, and a power
@@ -112,79 +84,52 @@ class TextStore:
             "PRAGMA wal_autocheckpoint = 128"
         )
 
-    def _read_texts(self) -> None:
-        """Read all texts, up to damage.
+    def _read_texts(self) -> list[StoredText]:
+        """Read all texts.
 
         Raises:
-            ValueError, sqlite3.DatabaseError: there is damage, or the disk failed.
-            ModelError: it belongs to another vocabulary or is not a corpus.
+            ValueError: there is damage.
+            ModelError: it belongs to another vocabulary.
         """
         if not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             self._make_tables()
-        (application,) = self._db.execute("PRAGMA application_id").fetchone()
-        if application != _APPLICATION_ID:
-            raise self._foreign()
         about = self._db.execute("SELECT size, digest FROM vocabulary").fetchone()
-        size, digest = about or (0, b"")
-        if VocabularyId(size, digest) != self._vocabulary:
+        if about != self._vocabulary:
             raise ModelError(
-                f"corpus file {self.path} was made with another vocabulary ({size} tokens, the "
-                f"model has {self._vocabulary.size}); name another file for this model"
+                f"corpus file {self.path} was made with another vocabulary ({about[0]} tokens, the "
+                f"model has {self._vocabulary[0]}); name another file for this model"
             )
+        texts: list[StoredText] = []
         for row, namespace, data, checksum in self._db.execute("SELECT * FROM texts ORDER BY id"):
-            if not isinstance(data, bytes) or crc32(data, crc32(namespace)) != checksum:
+            is_whole = type(namespace) is type(data) is bytes
+            if not is_whole or crc32(data, crc32(namespace)) != checksum:
                 raise ValueError(f"text {row} is not what was written")
-            tokens = array("i")
-            tokens.frombytes(data)
-            known = {*tokens} - {SEPARATOR}  # which replaces images
-            if not known or not 0 <= min(known) <= max(known) < self._vocabulary.size:
-                raise ValueError(f"text {row} has tokens of another vocabulary")
-            self.texts.append((row, namespace, tokens))
-        (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            raise ValueError(found)
+            texts.append((row, namespace, array("i", data)))
+        return texts
 
     def _make_tables(self) -> None:
-        with self._db:
-            self._db.executescript(
-                f"BEGIN; PRAGMA application_id = {_APPLICATION_ID};"
-                "CREATE TABLE vocabulary (size INTEGER, digest BLOB);"
-                "CREATE TABLE texts ("
-                "id INTEGER PRIMARY KEY, namespace BLOB, tokens BLOB, checksum INTEGER);"
-            )
-            about = (self._vocabulary.size, self._vocabulary.digest)
-            self._db.execute("INSERT INTO vocabulary VALUES (?, ?)", about)
-            self._db.execute("COMMIT")
-
-    def _begin_anew(self) -> None:
-        """Copy the damaged file, and start a new one with the texts read."""
-        copy = next(
-            path
-            for number in count_from(1)
-            if not (path := self.path.with_name(f"{self.path.name}.damaged-{number}")).exists()
+        self._db.executescript(
+            "BEGIN; CREATE TABLE vocabulary (size INTEGER, digest BLOB);"
+            "CREATE TABLE texts ("
+            "id INTEGER PRIMARY KEY, namespace BLOB, tokens BLOB, checksum INTEGER);"
         )
-        try:
-            shutil.copy(self.path, copy)
-            self.close()
-            os.truncate(self.path, 0)
-            self._db, texts, self.texts = self._connect(), self.texts, []
-            self._lock()
-            self._make_tables()
-            for _, namespace, tokens in texts:
-                self.texts.append((self.add(namespace, tokens), namespace, tokens))
-        except (OSError, sqlite3.DatabaseError) as error:
-            self.close()
-            raise self._unusable(error) from error
-        log.warning(
-            "corpus file %s is damaged; copied it to %s, and using the texts before the damage",
-            self.path,
-            copy,
-        )
+        self._db.execute("INSERT INTO vocabulary VALUES (?, ?)", self._vocabulary)
+        self._db.execute("COMMIT")
 
-    def _foreign(self) -> ModelError:
-        return ModelError(f"{self.path} is not a corpus file of headstart; name another file")
-
-    def _unusable(self, error: Exception) -> ConfigError:
+    def _refusal(self, error: sqlite3.Error) -> Exception:
+        """What an error of SQLite means for the caller."""
+        match getattr(error, "sqlite_errorcode", 0) & 0xFF:
+            case sqlite3.SQLITE_CORRUPT:
+                return ValueError(str(error))
+            case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_ERROR:  # no SQLite, or without our tables
+                return ModelError(
+                    f"{self.path} is not a corpus file of headstart; name another file"
+                )
+            case sqlite3.SQLITE_BUSY:
+                return ConfigError(
+                    f"corpus file {self.path} is in use by another process; stop it or name "
+                    "another file"
+                )
         return ConfigError(
             f"corpus file {self.path} cannot be read or written: {error}; make room, or name "
             "another file"
@@ -223,6 +168,10 @@ class TextStore:
         self._db.close()
 
 
-def _code(error: Exception) -> int:
-    """SQLite's primary error code."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+def spelling_digest(vocab: Vocab) -> bytes:
+    """16 bytes over the spelling of every token, so that ids in a file keep their meaning."""
+    digest = blake2b(digest_size=16)
+    for token in range(vocab.size):
+        text = vocab.token_text(token)
+        digest.update(b"%d:%b" % (len(text), text))
+    return digest.digest()

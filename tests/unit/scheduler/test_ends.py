@@ -24,8 +24,8 @@ from tests.harness import (
 )
 
 from headstart.sampling import SamplingParams
-from headstart.speculators.ngram_cache import NgramCacheSpeculator
-from headstart.structures.vocabulary_id import VocabularyId
+from headstart.speculators.suffix import SuffixSpeculator
+from headstart.structures.text_store import TextStore
 from headstart.testing import LetterVocab
 from headstart.types.errors import CapacityError, ContextLengthError, RequestError
 from headstart.types.request import ProgressEvent, Request, SpeculativeParams
@@ -217,9 +217,11 @@ def test_progress_tells_how_much_of_the_prompt_is_read(is_beside, processed) -> 
 
 @pytest.mark.parametrize("store", [None, False])
 def test_a_stop_keeps_what_running_answers_taught_and_nothing_of_private_ones(store, tmp_path):
-    options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(tmp_path / "file"))
-    speculator = NgramCacheSpeculator(options, VocabularyId(SIZE, bytes(16)))
+    path, vocab = tmp_path / "corpus", LetterVocab()
+    speculator = SuffixSpeculator(SuffixSpeculator.Options(file=str(path)), vocab)
     scheduler = make_scheduler(Model(), [speculator])
     submit_all(scheduler, [endless([1] * 9, store=store)], num_steps=9)
     scheduler.drafting.close()
-    assert (tmp_path / "file").exists() == (store is None)
+    texts = TextStore(path, vocab)
+    texts.close()
+    assert len(texts.texts) == (store is None)

@@ -7,10 +7,7 @@ from typing import Any
 
 from headstart.speculators.base import Speculator
 from headstart.speculators.ngram_cache_counts import NgramCounts
-from headstart.structures.vocabulary_id import VocabularyId
 from headstart.types import Draft, DraftRequest
-
-VOCABULARY = VocabularyId(100, bytes(16))
 
 
 def unpack(key: int) -> tuple[int, ...]:

@@ -21,19 +21,17 @@ from tests.harness import EOS, Model, fixed, make_scheduler, run
 from tests.unit.structures.test_suffix_index import brute_places
 
 from headstart.speculators import suffix
-from headstart.speculators.ngram_cache import NgramCacheSpeculator
 from headstart.speculators.suffix import SuffixSpeculator
 from headstart.structures import corpus as corpus_module
 from headstart.structures import suffix_index
 from headstart.structures.corpus import SIZES, KeptText, SuffixCorpus, _key_of
 from headstart.structures.suffix_index import SEPARATOR, SuffixIndex, _Chains
 from headstart.structures.text_store import TextStore
-from headstart.structures.vocabulary_id import VocabularyId
 from headstart.testing import ByteVocab
 from headstart.types.errors import ConfigError
 from headstart.types.request import Request
 
-VOCABULARY = VocabularyId.of(ByteVocab())
+VOCAB = ByteVocab()
 
 
 def look_up(corpus: SuffixCorpus, tail: list[int], namespace: str = "") -> list[int]:
@@ -174,49 +172,41 @@ def test_of_what_waits_to_be_put_in_order_only_live_texts_are_searched() -> None
 
 def test_texts_survive_closing_and_opening(tmp_path: Path) -> None:
     path = tmp_path / "corpus"
-    corpus = SuffixCorpus(store=TextStore(path, VOCABULARY))
+    corpus = SuffixCorpus(store=TextStore(path, VOCAB))
     corpus.add([1, 2, 3], "alice")
     corpus.add([1, 2, 4])
     corpus.close()
     assert b"alice" not in path.read_bytes()
-    corpus = SuffixCorpus(store=TextStore(path, VOCABULARY))
+    corpus = SuffixCorpus(store=TextStore(path, VOCAB))
     assert look_up(corpus, [1, 2], "alice") == [3, 4]
     assert not corpus.add([1, 2, 4])
     corpus.close()
 
 
 @pytest.mark.parametrize("store", [None, False])
-def test_a_text_that_is_not_to_be_kept_is_in_no_file_that_speculators_write(store, tmp_path):
-    corpus, lookup = tmp_path / "corpus", tmp_path / "lookup"
-    speculators = (
-        SuffixSpeculator(SuffixSpeculator.Options(file=str(corpus)), ByteVocab()),
-        NgramCacheSpeculator(
-            NgramCacheSpeculator.Options(lookup_cache_dynamic=str(lookup)), VOCABULARY
-        ),
-    )
-    scheduler = make_scheduler(Model(2), speculators, fixed(4))
+def test_a_text_that_is_not_to_be_kept_is_not_in_the_file(store, tmp_path):
+    path = tmp_path / "corpus"
+    speculator = SuffixSpeculator(SuffixSpeculator.Options(file=str(path)), VOCAB)
+    scheduler = make_scheduler(Model(2), [speculator], fixed(4))
     run(scheduler, [Request(request_id="a", prompt=[1, 2, 3, 4], max_tokens=8, store=store)])
-    assert speculators[0].corpus.num_tokens > 8, (
-        "later requests draft from it while the server runs"
-    )
-    for one in speculators:
-        one.close()
-    texts = TextStore(corpus, VOCABULARY)
+    assert speculator.corpus.num_tokens > 8, "later requests draft from it while the server runs"
+    speculator.close()
+    texts = TextStore(path, VOCAB)
     texts.close()
-    assert (len(texts.texts), lookup.exists()) == ((0, False) if store is False else (1, True))
+    assert len(texts.texts) == (store is None)
 
 
 def test_a_file_does_not_grow_with_texts_long_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "corpus"
     sizes = []
     for turns in (50, 300):
-        corpus = SuffixCorpus(1000, TextStore(path, VOCABULARY))
+        corpus = SuffixCorpus(1000, TextStore(path, VOCAB))
         for turn in range(turns):
             corpus.add([turn // 250, *((turn * 7 + i) % 250 for i in range(99))])
         corpus.close()
         sizes.append(path.stat().st_size)
     assert sizes[1] <= 1.25 * sizes[0]
-    reopened = SuffixCorpus(1000, TextStore(path, VOCABULARY))
+    reopened = SuffixCorpus(1000, TextStore(path, VOCAB))
     assert reopened.num_tokens == corpus.num_tokens
     reopened.close()
     assert [file.name for file in tmp_path.iterdir()] == ["corpus"]
@@ -224,7 +214,7 @@ def test_a_file_does_not_grow_with_texts_long_forgotten(tmp_path: Path) -> None:
 
 def test_a_full_disk_costs_the_file_and_not_the_texts(tmp_path, caplog) -> None:
     path = tmp_path / "corpus"
-    corpus = SuffixCorpus(store=TextStore(path, VOCABULARY))
+    corpus = SuffixCorpus(store=TextStore(path, VOCAB))
     corpus.add([1, 2, 3])
     assert corpus._store is not None
     corpus._store._db.execute("PRAGMA max_page_count = 1")  # not below what there is
@@ -232,7 +222,7 @@ def test_a_full_disk_costs_the_file_and_not_the_texts(tmp_path, caplog) -> None:
     assert "is not written any more" in caplog.text
     assert 100 in look_up(corpus, [4, 5])
     corpus.close()
-    corpus = SuffixCorpus(store=TextStore(path, VOCABULARY))
+    corpus = SuffixCorpus(store=TextStore(path, VOCAB))
     assert (corpus.num_texts, look_up(corpus, [1, 2])) == (1, [3])
     corpus.close()
 
@@ -242,9 +232,8 @@ import sys
 from pathlib import Path
 from headstart.structures.corpus import SuffixCorpus
 from headstart.structures.text_store import TextStore
-from headstart.structures.vocabulary_id import VocabularyId
 from headstart.testing import ByteVocab
-corpus = SuffixCorpus(3000, TextStore(Path(sys.argv[1]), VocabularyId.of(ByteVocab())))
+corpus = SuffixCorpus(3000, TextStore(Path(sys.argv[1]), ByteVocab()))
 for turn in range(10**9):
     corpus.add([turn % 251, turn // 251 % 251] + [(turn + i) % 256 for i in range(100)])
     print(turn, flush=True)
@@ -263,7 +252,7 @@ def test_kill_9_while_writing_loses_nothing_that_was_added(tmp_path: Path) -> No
     last = int(([line, *writer.stdout.readlines()])[-1])
     writer.wait()
     writer.stdout.close()
-    corpus = SuffixCorpus(3000, TextStore(path, VOCABULARY))
+    corpus = SuffixCorpus(3000, TextStore(path, VOCAB))
     for turn in range(last - 20, last + 1):
         text = [turn % 251, turn // 251 % 251] + [(turn + i) % 256 for i in range(100)]
         assert not corpus.add(text), f"text {turn} of {last} was lost"
@@ -272,8 +261,8 @@ def test_kill_9_while_writing_loses_nothing_that_was_added(tmp_path: Path) -> No
 
 def test_a_file_kept_for_a_far_larger_corpus_is_refused_and_left_alone(tmp_path: Path) -> None:
     """Opened with a smaller one, it would lose its oldest texts."""
-    path, vocabulary = tmp_path / "corpus", VocabularyId.of(ByteVocab())
-    large = SuffixCorpus(1000, TextStore(path, vocabulary))
+    path = tmp_path / "corpus"
+    large = SuffixCorpus(1000, TextStore(path, VOCAB))
     for first in range(10):
         large.add([first, *range(100, 189)])
     large.close()
@@ -281,9 +270,9 @@ def test_a_file_kept_for_a_far_larger_corpus_is_refused_and_left_alone(tmp_path:
     with pytest.raises(
         ConfigError, match=r"holds 900 tokens but --spec-suffix-corpus-tokens is 200.*raise it"
     ):
-        SuffixCorpus(200, TextStore(path, vocabulary))
+        SuffixCorpus(200, TextStore(path, VOCAB))
     assert path.read_bytes() == before
-    again = SuffixCorpus(500, TextStore(path, vocabulary))
+    again = SuffixCorpus(500, TextStore(path, VOCAB))
     assert 400 < again.num_tokens <= 500
     again.close()
 
