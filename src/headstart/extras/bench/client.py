@@ -22,6 +22,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -65,22 +66,33 @@ class Client:
     pid: int = 0  # of its process, if `running` started it
 
     def ask_all(
-        self, questions: Sequence[Question], *, users: int = 0, tenant: str = "", **fields: Any
+        self,
+        questions: Sequence[Question],
+        *,
+        users: int = 0,
+        tenant: str = "",
+        rate: float = 0.0,
+        **fields: Any,
     ) -> list[Answer]:
         """Ask all questions, one connection each; the turns of a question one after the other.
 
         Args:
             users: questions at the same time; 0: all.
             tenant: whose texts the server may draft from; a server of ours keeps them apart.
+            rate: questions a second, which then come one by one at random times.
             fields: of every request; seeds count up from the one that is given.
 
         Raises:
             HeadstartError: the server cannot be reached, or refuses.
         """
+        random, after, waits = Random(len(questions)), 0.0, []
+        for _ in questions:
+            waits.append(after)
+            after += random.expovariate(rate) if rate else 0.0
         seed = fields.pop("seed", 0)
-        with ThreadPoolExecutor(users or len(questions)) as pool:
+        with ThreadPoolExecutor(len(questions) if rate else users or len(questions)) as pool:
             bodies = [{**fields, **self.fields, "seed": seed + i} for i in range(len(questions))]
-            done = pool.map(self._ask, questions, bodies, [tenant] * len(questions))
+            done = pool.map(self._ask, questions, bodies, waits, [tenant] * len(questions))
             return [answer for answers in done for answer in answers]
 
     def lines(
@@ -148,7 +160,10 @@ class Client:
                 counted[names.get(kind, "accepted ") + label.decode()] += float(value)
         return counted
 
-    def _ask(self, question: Question, body: dict[str, Any], tenant: str) -> list[Answer]:
+    def _ask(
+        self, question: Question, body: dict[str, Any], wait: float, tenant: str
+    ) -> list[Answer]:
+        time.sleep(wait)
         body["max_tokens"] = min(body["max_tokens"], question.max_tokens)
         body.update(question.body)
         if question.is_raw:

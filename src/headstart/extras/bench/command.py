@@ -47,7 +47,11 @@ class BenchOptions:
     prompts: str | None = option(
         None, "file with a prompt a line, or a request body as JSON, instead of the workloads"
     )
+    remember: bool = option(
+        False, "let drafts be copied from earlier answers to the same line of --prompts"
+    )
     tokens: int = option(128, "most tokens of an answer", least=1)
+    rate: float = option(0.0, "users arriving per second, at random times; 0: together", least=0)
     settings: str | None = option(
         None,
         "what auto is compared with, besides off: @LENGTH, SPECULATORS@LENGTH or auto:SPECULATORS; "
@@ -125,14 +129,15 @@ def measure(
         is_drawn = cell.temperature > 0.0 and options.against is not None
         count = cell.users * (4 if is_drawn else 1)  # programs draw different texts
         first, tenant = number * count, arm
+        if questions is not None and not options.remember:
+            tenant = f"{arm}, {cell}, {first // len(questions)}"
+            if first >= len(questions):
+                fields["cache_prompt"] = False
         if questions is None:
             asked = make_questions(cell.workload, count, (*cell, first))
         else:  # the next ones of the file, which is repeated
             asked = [questions[(first + i) % len(questions)] for i in range(count)]
-            tenant = f"{arm}, {cell}, {first // len(questions)}"
-            if first >= len(questions):
-                fields["cache_prompt"] = False
-        fields |= {"users": cell.users, "seed": first}
+        fields |= {"users": cell.users, "rate": options.rate, "seed": first}
         before = clients[arm].counters()
         answers = clients[arm].ask_all(asked, tenant=tenant, **fields)
         counted = clients[arm].counters()
