@@ -219,9 +219,10 @@ class Drafting:
         self.controller.begin(sequence.number, request.namespace)  # may raise: notify none
         self._begun[sequence.number] = sequence
         for speculator in self.speculators.values():
-            is_cached = speculator.is_model  # a draft model's cache is shared like the target's
-            namespace = sequence.prompt_namespace if is_cached else request.namespace
-            speculator.begin(sequence.seq_id, sequence.tokens_for(speculator), namespace)
+            tokens, namespace = sequence.text_tokens, request.namespace
+            if speculator.is_model:  # whose cache is shared like the target's
+                tokens, namespace = sequence.model_tokens, sequence.prompt_namespace
+            speculator.begin(sequence.seq_id, tokens, namespace)
 
     def end(self, sequence: Sequence) -> None:
         """Make speculators forget a sequence that leaves its cells or lost a part of its text."""

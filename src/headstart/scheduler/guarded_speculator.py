@@ -140,19 +140,6 @@ class GuardedSpeculator:
         self._empty[reason, is_ready] = made
         return made
 
-    def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
-        """Tokens that a model has to decode first; 0 if it failed."""
-        return int(self.call("num_catch_up", seq_id, history, otherwise=0))
-
-    def num_recent(self, seq_id: int, history: Sequence[int]) -> int | None:
-        """Tokens to decode if it may skip some; None: it cannot skip, or it failed."""
-        recent: int | None = self.call("num_recent", seq_id, history)
-        return recent
-
-    def num_resumable(self, seq_id: int, length: int) -> int:
-        """Tokens that need not be decoded again for it; all if it failed."""
-        return min(length, int(self.call("num_resumable", seq_id, length, otherwise=length)))
-
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
         """Milliseconds of a drafting round and of decoding one token; None for text speculators."""
         try:

@@ -57,16 +57,16 @@ def ask_models(
 def _asked(answer: SequencePlan, model: GuardedSpeculator) -> AskedAnswer:
     """An answer as control's planner sees it, for one model."""
     sequence = answer.sequence
-    tokens, num_before = sequence.tokens_for(model), _num_continued(answer, model)
+    tokens, num_before = sequence.model_tokens, _num_continued(answer, model)
     return AskedAnswer(
         answer,
         answer.limit - num_before,
         NO_DRAFT,
-        catch_up=model.num_catch_up(sequence.seq_id, tokens),
+        catch_up=model.call("num_catch_up", sequence.seq_id, tokens, otherwise=0),
         num_before=num_before,
         to_beat=0.0 if num_before else sum(answer.survival),
         num_left=sequence.num_left,
-        recent=model.num_recent(sequence.seq_id, tokens),
+        recent=model.call("num_recent", sequence.seq_id, tokens),
     )
 
 
@@ -82,7 +82,7 @@ def _draft(model: GuardedSpeculator, granted: list[AskedAnswer]) -> DraftCall:
     """Let the model draft for these answers."""
     for one in granted:
         one.answer.skipping_model = model.name if one.skips else ""
-    with _requests(granted, model) as requests:
+    with _requests(granted) as requests:
         drafts = model.propose(requests)
     call = DraftCall(model.name, granted, 1000.0 * model.last_seconds, is_model=True)
     for one, draft in zip(granted, drafts, strict=True):
@@ -97,9 +97,11 @@ def _num_read(one: AskedAnswer, model: GuardedSpeculator) -> int:
     num_unread = one.num_recent if one.skips else one.catch_up
     if one.draft.is_ready:
         return num_unread + one.num_before
-    seq_id, tokens = one.answer.sequence.seq_id, one.answer.sequence.tokens_for(model)
-    recent = model.num_recent(seq_id, tokens) if one.skips else None
-    return num_unread - (model.num_catch_up(seq_id, tokens) if recent is None else recent)
+    seq_id, tokens = one.answer.sequence.seq_id, one.answer.sequence.model_tokens
+    left = model.call("num_recent", seq_id, tokens) if one.skips else None
+    if left is None:
+        left = model.call("num_catch_up", seq_id, tokens, otherwise=0)
+    return num_unread - int(left)
 
 
 def _choose(one: AskedAnswer, controller: Controller) -> None:
@@ -116,7 +118,7 @@ def _choose(one: AskedAnswer, controller: Controller) -> None:
 
 
 @contextmanager
-def _requests(granted: list[AskedAnswer], model: GuardedSpeculator) -> Iterator[list[DraftRequest]]:
+def _requests(granted: list[AskedAnswer]) -> Iterator[list[DraftRequest]]:
     """Requests to a model, valid while it drafts.
 
     Forced tokens to continue are appended to the sequence's tokens meanwhile: O(draft), while
@@ -127,7 +129,7 @@ def _requests(granted: list[AskedAnswer], model: GuardedSpeculator) -> Iterator[
         for one in granted:
             sequence, before = one.answer.sequence, one.answer.draft[: one.num_before]
             state = sequence.legality
-            tokens = sequence.tokens_for(model)
+            tokens = sequence.model_tokens
             legality = None
             if state is not None and state.is_active and not state.is_over:
                 legality = loans.enter_context(state.lookahead())

@@ -71,7 +71,8 @@ class ObservedEngine:
     def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
         """Reusable tokens; fewer if readers need the hidden states of some again."""
         most = self._engine.reusable(seq_id, length, by_copy=by_copy)
-        wanted = min((r.num_resumable(seq_id, most) for r in self._readers), default=most)
+        ways = (r.call("num_resumable", seq_id, most, otherwise=most) for r in self._readers)
+        wanted: int = min([most, *ways])
         if wanted < most and self._engine.reusable(seq_id, wanted, by_copy=by_copy) == wanted:
             return wanted
         return most

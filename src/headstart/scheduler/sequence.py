@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
     from headstart.sampling.grammar.compiled import Compiled
     from headstart.sampling.grammar.state import GrammarState
-    from headstart.scheduler.guarded_speculator import GuardedSpeculator
     from headstart.scheduler.prompt_store import StoredPrompt
 
 
@@ -190,10 +189,6 @@ class Sequence:
         if request.thoughts is not None:
             sampler.thoughts = ThoughtCounter(request.thoughts, vocab.token_text)
         self.sampler = sampler
-
-    def tokens_for(self, speculator: GuardedSpeculator) -> OwnedTokens:
-        """The text as this speculator may see it."""
-        return self.model_tokens if speculator.is_model else self.text_tokens
 
     @property
     def packed(self) -> array[int]:

@@ -114,7 +114,7 @@ def test_a_draft_ends_before_an_image(name: str, num_again: int) -> None:
     text, media = with_pictures([*line * 3, *line[:num_again]], (8, 0), (21, 0), (34, 0))
     sequence = sequence_of(replace(endless(text), media=media))
     guarded = GuardedSpeculator(make(name), SIZE)
-    tokens = sequence.tokens_for(guarded)
+    tokens = sequence.text_tokens
     guarded.begin(0, tokens, "")
     (draft,) = guarded.propose([DraftRequest(0, tokens, 8)])
     assert list(draft.tokens) == line[num_again:]
