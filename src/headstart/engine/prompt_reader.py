@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 CELLS = 4096  # a longer prompt mostly attends to itself: it is here for unpacked weights only
 LEAST_OTHERS = 256  # cells of other texts; with fewer there is nothing to gain ...
 LEAST_ROWS = 32  # ... except by unpacked weights, if a decode has as many rows
-MOST_KNOWN = 32  # cached tokens that are moved to gain from them, for each row
 
 
 class PromptReader:
@@ -107,7 +106,7 @@ class PromptReader:
         either new ones, or the next rows of sequences here.
         """
         ends = dict[int, int]()
-        share = 1 if self._unpacked is None else MOST_KNOWN
+        share = 1 if self._unpacked is None else 32  # cached tokens that are moved for each row
         for start, end, _ in runs_of(batch):
             seq_id, first = int(batch.seq_ids[start]), int(batch.positions[start])
             # moving the cached part only pays if it is short
