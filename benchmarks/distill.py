@@ -1,4 +1,4 @@
-"""What `headstart distill` gives, by how much it learns from, and where it must not pay.
+"""What `headstart distill` gives, by how much it learns from, by loss, and where it must not pay.
 
     python -m benchmarks.distill shift --target shifted.gguf
         tunes the demo target to write Python functions in the syntax of JavaScript, of which the
@@ -7,13 +7,13 @@
         it answers such questions about other functions, recorded as a server records them; with
         --plain those that the demo models were trained on
     python -m benchmarks.distill learn --target shifted.gguf --texts DIR \\
-            --cells 10000,100000,100000:shuffled
-        tunes the demo draft model on the latest so many tokens of the earlier answers, and proves
-        it on the later ones; there the steps cost what --curve and --round say
+            --cells 10000:kl,100000:kl,100000:kl:shuffled
+        tunes the demo draft model on the latest so many tokens of the earlier answers, with a loss,
+        and proves it on the later ones; there the steps cost what --curve and --round say
 
-What must not be promoted is learned with a second word: `shuffled` answers behind prompts of
-others, texts of `another` (--others DIR), and `duplicates` of the tests, which are left out of what
-is learned from.
+What must not be promoted is learned with a third word: `shuffled` answers behind prompts of others,
+texts of `another` (--others DIR), and `duplicates` of the tests, which are left out of what is
+learned from.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ from headstart.extras.distill.texts import (
     RecordedText,
     read_texts,
     split,
+    training_folder,
     without_duplicates,
 )
 from headstart.structures.model_id import ModelId
@@ -72,7 +73,7 @@ WORDS = {
 # of 1 B Q8_0 on two cores, as in docs/measured.md
 CURVE = "1:34,2:64,3:71,4:77,5:105,6:110,8:112,9:140,12:150,16:185"
 HEAD = (
-    *("tokens", "texts", "steps", "s", "accepted before, after", "tokens a step, more"),
+    *("tokens", "loss", "texts", "steps", "s", "accepted before, after", "tokens a step, more"),
     *("tokens/s, of the best without", "that is", "tokens a step", "verdict"),
 )
 
@@ -126,7 +127,7 @@ def questions(count: int, seed: int, *, is_plain: bool) -> Iterator[Question]:
 def shift(args: argparse.Namespace) -> None:
     """Tune the demo target away from its draft model, on recorded tokens that it should say."""
     from headstart.extras.distill.gguf_file import read_model, write_model
-    from headstart.extras.distill.train import CONTEXT, row_of, train
+    from headstart.extras.distill.train import CONTEXT, Trainer
 
     reader, vocab = GGUFReader(path(TARGET)), Model(path(TARGET)).vocab
 
@@ -141,7 +142,8 @@ def shift(args: argparse.Namespace) -> None:
         )
         for source in functions()[:NUM_SHIFTED]
     ]  # fmt: skip
-    weights, numbers = train(read_model(reader, CONTEXT), list(map(row_of, texts)), args.seconds)
+    state, model = args.target.with_suffix(".state"), read_model(reader, CONTEXT)
+    weights, numbers = Trainer(model, texts, {}, state, args.seconds, "ce").run(print)
     write_model(reader, weights, "Q8_0", args.target, {})
     print(numbers)
 
@@ -181,7 +183,7 @@ def latest(texts: Sequence[RecordedText], num_tokens: int) -> list[RecordedText]
 
 
 def learn(args: argparse.Namespace) -> None:
-    """Tune with each cell's tokens; print a row of the table for each."""
+    """Tune with each cell's tokens and loss; print a row of the table for each."""
     from headstart.extras.distill.gguf_file import write_model
     from headstart.extras.distill.train import tune
 
@@ -189,12 +191,13 @@ def learn(args: argparse.Namespace) -> None:
     earlier, later = split(read_texts(args.texts, model))
     later, config = latest(later, args.tests), Config(engine=EngineConfig(threads=1))
     others = split(read_texts(args.others, model))[0] if args.others else []
+    folder = training_folder(args.texts)
     target, rows = Model(args.target), dict(CostCurve.parse(args.curve).points)
     base, _ = draft_model(config, target, path(DRAFT), later)
     models, file = Models(args.target, path(DRAFT)), args.texts / "tuned.gguf"
     print(table_head(*HEAD))
     for cell in args.cells.split(","):
-        size, *control = cell.split(":")
+        size, loss, *control = cell.split(":")
         part = latest(earlier, int(size))
         learned = part
         if control == ["shuffled"]:
@@ -208,9 +211,9 @@ def learn(args: argparse.Namespace) -> None:
             learned = later
         texts = without_duplicates(learned, later)
         if not texts:
-            print(table_row(size, *control, "nothing is left to learn from"))
+            print(table_row(size, loss, *control, "nothing is left to learn from"))
             continue
-        weights, numbers = tune(config, models, texts, args.seconds)
+        weights, numbers = tune(config, models, texts, folder, [loss], args.seconds)[loss]
         write_model(GGUFReader(path(DRAFT)), weights, "Q8_0", file, {})
         copies = suffix(config, target, later, part)
         found = Findings.of(later, copies, StepPrices.of({"rows": rows}))
@@ -222,7 +225,7 @@ def learn(args: argparse.Namespace) -> None:
         accepted = f"{numbers['accepted_before']:.3f}, {numbers['accepted_after']:.3f}"
         intervals = [Interval(**verdict.facts[name]) for name in ("gain", "ratio")]
         cells = (
-            *(" ".join((size, *control)), len(texts), numbers["steps"]),
+            *(size, " ".join((loss, *control)), len(texts), numbers["steps"]),
             *(f"{numbers['seconds']:.0f}", accepted, *intervals, verdict.facts["best"]),
             *("; ".join(lengths), verdict.refusal or "promoted"),
         )
@@ -240,7 +243,7 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="questions of the demo models")
     parser.add_argument("--count", type=int, default=1200, help="answers to record")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cells", default="10000", help="TOKENS[:CONTROL],...")
+    parser.add_argument("--cells", default="10000:kl", help="TOKENS:LOSS[:CONTROL],...")
     parser.add_argument("--seconds", type=float, default=120.0, help="of a training, at most")
     parser.add_argument("--tests", type=int, default=12_000, help="tokens of later answers")
     parser.add_argument("--others", type=Path, help="texts of another tenant")

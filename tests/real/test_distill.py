@@ -40,7 +40,7 @@ from headstart.extras.distill.edit import CARD, begin, cut, finish
 from headstart.extras.distill.prices import StepPrices
 from headstart.extras.distill.proof import Interval
 from headstart.extras.distill.recorder import TextRecorder
-from headstart.extras.distill.texts import RecordedText, purge, read_texts
+from headstart.extras.distill.texts import TRAINING, RecordedText, purge, read_texts
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.structures.model_id import ModelId
 from headstart.types.errors import EngineError
@@ -137,6 +137,21 @@ def test_two_draft_models_of_one_name_are_not_taken_for_one(folder: Path, tmp_pa
     assert "have one name" in capsys.readouterr().err
 
 
+def test_an_interrupted_training_goes_on(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="training needs the extra train")
+    from headstart.extras.distill.gguf_file import read_model
+    from headstart.extras.distill.train import CONTEXT, Trainer
+
+    def trainer(seconds: float) -> Trainer:
+        model = read_model(GGUFReader(path(DRAFT)), CONTEXT)
+        return Trainer(model, recorded(folder)[:3], {}, tmp_path / "state", seconds, "kl")
+
+    first, again = trainer(1.0).run(print)[1], trainer(1.0).run(print)[1]
+    assert again["steps"] == first["steps"] > 0
+    assert again["accepted_before"] == first["accepted_before"]
+    assert trainer(1e-9).run(print)[1]["steps"] == 1  # for another time it begins again
+
+
 def test_a_trained_model_is_a_draft_model_but_few_texts_prove_nothing(folder, tmp_path, capsys):
     pytest.importorskip("torch", reason="training needs the extra train")
     folder = shutil.copytree(folder, tmp_path / "texts")  # it is purged
@@ -146,10 +161,13 @@ def test_a_trained_model_is_a_draft_model_but_few_texts_prove_nothing(folder, tm
     assert "are the least to judge by" in capsys.readouterr().out
     candidate = tmp_path / "own.candidate.gguf"
     assert not (tmp_path / "own.gguf").exists()
+    assert not (folder / TRAINING).exists()
     card = json.loads(GGUFReader(candidate).fields[CARD].contents())
     assert card["base"] == path(DRAFT).name
-    assert card["training"]["accepted_after"] >= card["training"]["accepted_before"] > 0.0
-    assert card["training"]["steps"] > 0
+    assert set(card["training"]) == {"kl", "tv", "hybrid", "ce"}
+    after = {loss: one["accepted_after"] for loss, one in card["training"].items()}
+    assert after[card["loss"]] == max(after.values())
+    assert card["training"][card["loss"]]["steps"] > 0
     scheduler, _ = build_scheduler(CONFIG, Models(path(TARGET), candidate, is_demo=False))
     assert "draft-model" in scheduler.drafting.speculators
     assert main(["distill", "purge", "--texts", str(folder), "--older-than-days", "-0"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from headstart.extras.distill.texts import (
     purge,
     read_texts,
     split,
+    training_folder,
     without_duplicates,
 )
 from headstart.extras.distill.trial import run_trial
@@ -37,6 +39,8 @@ from headstart.structures.tenants import namespaces_of
 from headstart.types.errors import ConfigError
 
 USAGE = "[measure|train|cut|purge] --texts DIR [flags], or graft --base FILE"
+# the target's probabilities; both; the recorded tokens
+LOSSES = ("kl", "tv", "hybrid", "ce")
 STEPS = ("train", "measure", "cut", "purge", "graft")  # without a word the first
 
 
@@ -56,6 +60,12 @@ class DistillOptions:
     base: str | None = option(None, "model whose multi-token heads graft takes")
     output: str = option("distilled.gguf", "the draft model that is made", "-o")
     seconds: float = option(1200.0, "of training, if it is not over before", least=1.0)
+    loss: str = option(
+        "auto",
+        "kl, tv, hybrid: learn the target's probabilities; ce: the recorded tokens; auto: try "
+        "each for its share of the time, and take what gets most drafts accepted",
+        choices=("auto", *LOSSES),
+    )
     weights: str = option("Q8_0", "type of the tuned model's matrices", choices=("F16", "Q8_0"))
     json: bool = option(False, "print everything as JSON")
 
@@ -198,7 +208,11 @@ class _Work:
         if not texts:
             raise ConfigError("the earlier texts are those of the later conversations; record more")
         note_drafter(self.folder, candidate, base, texts)
-        weights, numbers = tune(self.config, self.models, texts, self.options.seconds)
+        losses = LOSSES if self.options.loss == "auto" else (self.options.loss,)
+        folder = training_folder(self.folder)
+        tried = tune(self.config, self.models, texts, folder, losses, self.options.seconds)
+        shutil.rmtree(folder)
+        loss = max(tried, key=lambda one: tried[one][1]["accepted_after"])
         reader = GGUFReader(base)
         licence = reader.fields.get("general.license")
         card: dict[str, Any] = {
@@ -206,10 +220,11 @@ class _Work:
             "target": self.models.target.name,
             "learned_from": counts(texts),
             "held_out": counts(self.later),
-            "training": numbers,
+            "loss": loss,
+            "training": {name: numbers for name, (_, numbers) in tried.items()},
             "licence_of_base": "not said" if licence is None else licence.contents(),
         }
-        write = partial(write_model, reader, weights, self.options.weights)
+        write = partial(write_model, reader, tried[loss][0], self.options.weights)
         write(candidate, card)
         model, _ = draft_model(self.config, self.target, candidate, self.later)
         # as large as its base: the difference between two timings would be chance

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from headstart.app.loading import load_target
 from headstart.app.model_files import Models
 from headstart.config import Config, SpeculationConfig
 from headstart.extras.distill.texts import RecordedText
+from headstart.structures.atomic import replacement
 from headstart.structures.topk import top_k
 from headstart.types import Batch, Engine
 
@@ -24,23 +26,38 @@ Best = tuple[Tensor, Tensor]
 """Ids and logits, shape (tokens of the answer, 32)."""
 
 
-def compute(config: Config, target: Path, texts: Sequence[RecordedText]) -> list[Best]:
-    """Compute the rows of each text.
+def compute(
+    config: Config,
+    target: Path,
+    texts: Iterable[RecordedText],
+    file: Path,
+    tell: Callable[[str], None],
+) -> Mapping[str, Best]:
+    """Compute the rows of these texts by `key_of`; rows already in the file are reused.
 
     Raises:
         ConfigError, ModelError: the target cannot be loaded.
     """
-    longest = max(len(text.prompt) + len(text.answer) for text in texts)
-    settings = replace(
-        config,
-        engine=replace(config.engine, context=longest + ROWS),
-        scheduler=replace(config.scheduler, parallel=1),
-        speculation=SpeculationConfig(
+    known: dict[str, Best] = torch.load(file, weights_only=True) if file.exists() else {}
+    missing = [text for text in texts if key_of(text) not in known]
+    if missing:
+        tell(f"the target reads {len(missing)} texts for its probabilities")
+        longest = max(len(text.prompt) + len(text.answer) for text in missing)
+        spec = SpeculationConfig(
             spec="fixed", spec_type="suffix", draft_max=ROWS - 1, spec_state="none"
-        ),
-    )
-    engine = load_target(settings, Models(target)).engine
-    return [_read(engine, text) for text in texts]
+        )
+        settings = replace(
+            config,
+            engine=replace(config.engine, context=longest + ROWS),
+            scheduler=replace(config.scheduler, parallel=1),
+            speculation=spec,
+        )
+        engine = load_target(settings, Models(target)).engine
+        for text in missing:
+            known[key_of(text)] = _read(engine, text)
+        with replacement(file) as temporary:
+            torch.save(known, temporary)
+    return known
 
 
 def _read(engine: Engine, text: RecordedText) -> Best:
@@ -66,3 +83,9 @@ def _decode(
     batch.clear()
     batch.add(0, start, tokens, num_outputs)
     return np.asarray(engine.decode(batch))
+
+
+def key_of(text: RecordedText) -> str:
+    """The key of its rows in the file."""
+    both = np.array([len(text.prompt), *text.prompt, *text.answer], np.int32)
+    return hashlib.sha256(both.tobytes()).hexdigest()[:16]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import time
 from array import array
@@ -22,7 +23,7 @@ import numpy as np
 from headstart.types.errors import ConfigError
 from headstart.types.sampling_params import LogitBias, SamplingParams
 
-FILE = "texts.sqlite"  # in the folder
+FILE, TRAINING = "texts.sqlite", "training"  # in the folder
 TABLES = (
     "CREATE TABLE IF NOT EXISTS texts (recorded REAL, model TEXT, tenant TEXT, prompt BLOB, "
     "answer BLOB, sampling TEXT)",
@@ -158,7 +159,15 @@ def purge(folder: Path, tenants: Collection[str] | None, before: float) -> tuple
         )
         made = [path for (path,) in database.execute(learned, values) if Path(path).exists()]
         num_deleted = database.execute(f"DELETE FROM texts WHERE {chosen}", values).rowcount
+    if num_deleted and (folder / TRAINING).exists():
+        shutil.rmtree(folder / TRAINING)
     return num_deleted, made
+
+
+def training_folder(folder: Path) -> Path:
+    """Make the folder in which a training keeps what it needs to go on; it reveals the texts."""
+    (made := folder / TRAINING).mkdir(mode=0o700, exist_ok=True)
+    return made
 
 
 def note_drafter(folder: Path, path: Path, base: Path, texts: Sequence[RecordedText]) -> None:

@@ -5,15 +5,18 @@ learned: the best 32 of each row, which libllama computes once. What is trained 
 share of tokens that would be accepted in texts it did not learn from: at temperature 0 those that
 its likeliest token is, above that as many as coupled picks of both models can make equal.
 
-Source: Zhou et al. 2024, "DistillSpec", https://arxiv.org/abs/2310.08461 (own texts).
+Source: Zhou et al. 2024, "DistillSpec", https://arxiv.org/abs/2310.08461 (own texts, losses).
 """
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,8 +29,9 @@ from headstart.config import Config
 from headstart.extras.distill import teacher
 from headstart.extras.distill.gguf_file import read_model
 from headstart.extras.distill.model import LanguageModel
-from headstart.extras.distill.teacher import Best
+from headstart.extras.distill.teacher import Best, key_of
 from headstart.extras.distill.texts import RecordedText
+from headstart.structures.atomic import replacement
 
 CONTEXT = 1024  # tokens of a row; of longer texts the end
 BATCH_TOKENS = 3072
@@ -35,138 +39,203 @@ Tuned = tuple[Mapping[str, Tensor], Mapping[str, float]]
 """Weights, and the numbers of their training, for the card."""
 
 
-def tune(config: Config, models: Models, texts: Sequence[RecordedText], seconds: float) -> Tuned:
-    """Tune the draft model; tells stderr how far it is.
+def tune(
+    config: Config,
+    models: Models,
+    texts: Sequence[RecordedText],
+    folder: Path,
+    losses: Sequence[str],
+    seconds: float,
+) -> dict[str, Tuned]:
+    """Tune the draft model with each loss for its share of the time; tells stderr how far it is.
+
+    What is needed to go on after an interruption stays in the folder, and reveals the texts.
 
     Raises:
         ConfigError, ModelError: the target cannot be loaded, or the draft model cannot be tuned.
     """
     assert models.draft is not None
-    model = read_model(GGUFReader(models.draft), CONTEXT)  # refuses before the target is loaded
-    _tell(f"the target reads {len(texts)} texts for its probabilities")
-    best = teacher.compute(config, models.target, texts)
-    return train(model, list(map(row_of, texts, best)), seconds)
+    reader, tell = GGUFReader(models.draft), partial(print, file=sys.stderr, flush=True)
+    read_model(reader, CONTEXT)  # refuses before the target is loaded
+    known = teacher.compute(config, models.target, texts, folder / "best.pt", tell)
+    tried, seconds = dict[str, Tuned](), seconds / len(losses)
+    for loss in losses:
+        model, state = read_model(reader, CONTEXT), folder / loss
+        tried[loss] = Trainer(model, texts, known, state, seconds, loss).run(tell)
+    return tried
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class _Row:
     """A text to learn from."""
 
     tokens: Tensor
     start: int  # of the answer
     heat: float
-    teacher: Best | None  # None: the recorded tokens are learned
+    teacher: Best | None
 
     @property
     def answer(self) -> Tensor:
         return self.tokens[self.start :]
 
 
-def row_of(text: RecordedText, best: Best | None = None) -> Row:
-    """The end of a text, as far as it fits."""
-    tokens = torch.tensor([*text.prompt, *text.answer])
-    cut = max(0, len(tokens) - CONTEXT)
-    start = max(1, len(text.prompt) - cut)
-    if best is not None:
-        num_kept = len(tokens) - cut - start
-        best = best[0][-num_kept:], best[1][-num_kept:]
-    return Row(tokens[cut:], start, text.sampling.temperature, best)
+class Trainer:
+    """A model in training; resumes an interrupted training."""
 
+    def __init__(
+        self,
+        model: LanguageModel,
+        texts: Sequence[RecordedText],
+        known: Mapping[str, Best],
+        state: Path,
+        seconds: float,
+        loss: str,
+    ) -> None:
+        """Read the state file if it is of the same model, texts, time and loss."""
+        rows = [_row(text, known) for text in texts]
+        # of the last texts: the weights that get most of them right are kept
+        num_checked = max(1, int(0.1 * len(rows)))
+        self._rows, self._checked = rows[:-num_checked] or rows, rows[-num_checked:]
+        self._model, self._state, self._loss_kind, self._seconds = model, state, loss, seconds
+        self._random = np.random.default_rng(0)
+        size = sum(p.numel() for p in model.parameters())
+        # for two million parameters: with 3e-3 82 % are accepted after 44 batches, with 2e-4 68 %;
+        # a model of 600 million takes 1e-5
+        self._rate = 3e-3 * min(1.0, 2e6 / size)
+        self._adam = torch.optim.AdamW(
+            model.parameters(), lr=self._rate, betas=(0.9, 0.95), weight_decay=0.01
+        )
+        self._step, self._elapsed, self._num_checks = 0, 0.0, 0
+        num_tokens = sum(len(row.tokens) for row in self._rows)
+        self._num_steps = max(1, int(8 * num_tokens / BATCH_TOKENS))  # epochs
+        key = hashlib.sha256(f"{loss} {seconds} {[key_of(text) for text in texts]}".encode())
+        key.update(model.token_embd.weight.detach().numpy())
+        self._key = key.hexdigest()
+        self._before = self._best = self._accepted()
+        self._weights = _copied(model)
+        self._resume()
 
-def train(model: LanguageModel, rows: list[Row], seconds: float) -> Tuned:
-    """Train until time or epochs are spent; the weights with most tokens accepted are kept."""
-    num_checked = max(1, int(0.1 * len(rows)))  # of the last texts
-    checked, rows = rows[-num_checked:], rows[:-num_checked] or rows
-    # for two million parameters: with 3e-3 82 % are accepted after 44 batches, with 2e-4 68 %;
-    # a model of 600 million takes 1e-5
-    rate = 3e-3 * min(1.0, 2e6 / sum(p.numel() for p in model.parameters()))
-    adam = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.01)
-    num_steps = max(1, int(8 * sum(len(row.tokens) for row in rows) / BATCH_TOKENS))  # epochs
-    random, step, num_checks, average = np.random.default_rng(0), 0, 0, 0.0
-    before = best = _accepted(model, checked)
-    weights = _copied(model)
-    started = told = time.monotonic()
-    progress = 0.0
-    while progress < 1.0:
-        scale = min(1.0, (step + 1) / 20) * max(0.05, 1.0 - progress)
-        for group in adam.param_groups:
-            group["lr"] = rate * scale
-        loss = _loss(model, _batch(rows, random))
-        adam.zero_grad()
+    def run(self, tell: Callable[[str], None]) -> Tuned:
+        """Train until time or epochs are spent."""
+        started = time.monotonic() - self._elapsed
+        told = time.monotonic()
+        average: float | None = None
+        while (progress := self._progress()) < 1.0:
+            loss = self._learn(progress)
+            average = loss if average is None else 0.95 * average + 0.05 * loss
+            self._step += 1
+            now = time.monotonic()
+            self._elapsed = now - started
+            if 8 * self._progress() >= self._num_checks + 1:
+                self._check()
+            if now - told > 20.0:
+                self._save()
+                told, left = now, self._elapsed * (1.0 / self._progress() - 1.0)
+                tell(
+                    f"step {self._step}: loss {average:.3f}, {self._best:.1%} accepted at best, "
+                    f"{max(0.0, left):.0f} s left"
+                )
+        self._check()
+        self._save()
+        return self._weights, {
+            "steps": self._step,
+            "seconds": round(self._elapsed, 1),
+            "accepted_before": round(self._before, 4),  # share of the checked tokens
+            "accepted_after": round(self._best, 4),
+        }
+
+    def _progress(self) -> float:
+        return max(self._step / self._num_steps, self._elapsed / self._seconds)
+
+    def _learn(self, progress: float) -> float:
+        scale = min(1.0, (self._step + 1) / 20) * max(0.05, 1.0 - progress)
+        for group in self._adam.param_groups:
+            group["lr"] = self._rate * scale
+        loss = self._loss(self._batch())
+        self._adam.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        adam.step()
-        average = 0.95 * average + 0.05 * loss.item() if step else loss.item()
-        step += 1
-        now = time.monotonic()
-        progress = max(step / num_steps, (now - started) / seconds)
-        if 8 * progress >= num_checks + 1:
-            num_checks += 1
-            if (accepted := _accepted(model, checked)) > best:
-                best, weights = accepted, _copied(model)
-        if now - told > 20.0:
-            told, left = now, max(0.0, (now - started) * (1.0 / progress - 1.0))
-            known = f"loss {average:.3f}, {best:.1%} accepted at best"
-            _tell(f"step {step}: {known}, {left:.0f} s left")
-    return weights, {
-        "steps": step,
-        "seconds": round(time.monotonic() - started, 1),
-        "accepted_before": round(before, 4),  # share of the checked tokens
-        "accepted_after": round(best, 4),
-    }
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self._adam.step()
+        return float(loss.item())
 
+    def _batch(self) -> list[_Row]:
+        """A batch of texts of similar length, to minimize padding."""
+        first = self._rows[self._random.integers(len(self._rows))]
+        size = max(1, BATCH_TOKENS // len(first.tokens))
+        some = self._random.permutation(len(self._rows))[: 8 * size]
+        by_length = sorted(some, key=lambda i: abs(len(self._rows[i].tokens) - len(first.tokens)))
+        return [first, *(self._rows[i] for i in by_length[: size - 1])]
 
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    def _loss(self, rows: Sequence[_Row]) -> Tensor:
+        """Mean over the answers' tokens."""
+        logits = self._logits(rows).split([len(row.answer) for row in rows])
+        total = sum(map(self._row_loss, logits, rows), torch.zeros(()))
+        return total / sum(len(row.answer) for row in rows)
 
+    def _row_loss(self, logits: Tensor, row: _Row) -> Tensor:
+        if row.teacher is None or self._loss_kind == "ce":
+            return F.cross_entropy(logits, row.answer, reduction="sum")
+        p, log_q = _both(logits, row.teacher, row.heat or 1.0)
+        # the share of tokens that no coupling can make equal
+        variation = (p - torch.minimum(p, log_q.exp())).sum()
+        if self._loss_kind == "tv":
+            return variation
+        divergence = (p * (p.clamp_min(1e-9).log() - log_q)).sum()
+        return divergence + variation if self._loss_kind == "hybrid" else divergence
 
-def _batch(rows: list[Row], random: np.random.Generator) -> list[Row]:
-    """A batch of texts of similar length, to minimize padding."""
-    first = rows[random.integers(len(rows))]
-    size = max(1, BATCH_TOKENS // len(first.tokens))
-    some = random.permutation(len(rows))[: 8 * size]
-    by_length = sorted(some, key=lambda i: abs(len(rows[i].tokens) - len(first.tokens)))
-    return [first, *(rows[i] for i in by_length[: size - 1])]
+    def _logits(self, rows: Sequence[_Row]) -> Tensor:
+        """The logits for each token of the answers, concatenated."""
+        tokens = torch.zeros(
+            (len(rows), max(len(row.tokens) for row in rows) - 1), dtype=torch.long
+        )
+        for own, row in zip(tokens, rows, strict=True):
+            own[: len(row.tokens) - 1] = row.tokens[:-1]
+        states = self._model.states(tokens)
+        parts = [own[r.start - 1 : len(r.tokens) - 1] for own, r in zip(states, rows, strict=True)]
+        logits: Tensor = self._model.output(torch.cat(parts))
+        return logits
 
+    @torch.no_grad()
+    def _accepted(self) -> float:
+        """Share of the checked answers' tokens that would be accepted as drafts."""
+        num_accepted = num = 0.0
+        for row in self._checked:
+            logits = self._logits([row])
+            if row.teacher is not None and row.heat:
+                p, log_q = _both(logits, row.teacher, row.heat)
+                num_accepted += float(torch.minimum(p, log_q.exp()).sum())
+            else:
+                num_accepted += int((logits.argmax(-1) == row.answer).sum())
+            num += len(row.answer)
+        return num_accepted / max(1, num)
 
-def _loss(model: LanguageModel, rows: Sequence[Row]) -> Tensor:
-    """Mean over the answers' tokens."""
-    logits = _logits(model, rows).split([len(row.answer) for row in rows])
-    total = sum(map(_row_loss, logits, rows), torch.zeros(()))
-    return total / sum(len(row.answer) for row in rows)
+    def _check(self) -> None:
+        self._num_checks += 1
+        if (accepted := self._accepted()) > self._best:
+            self._best, self._weights = accepted, _copied(self._model)
 
+    def _save(self) -> None:
+        state = {
+            "key": self._key,
+            "model": self._model.state_dict(),
+            "adam": self._adam.state_dict(),
+            "best": self._weights,
+            "random": self._random.bit_generator.state,
+            "numbers": (self._step, self._elapsed, self._num_checks, self._before, self._best),
+        }
+        with replacement(self._state) as temporary:
+            torch.save(state, temporary)
 
-def _row_loss(logits: Tensor, row: Row) -> Tensor:
-    """Cross-entropy, or the divergence from the target's probabilities."""
-    if row.teacher is None:
-        return F.cross_entropy(logits, row.answer, reduction="sum")
-    p, log_q = _both(logits, row.teacher, row.heat or 1.0)
-    return (p * (p.clamp_min(1e-9).log() - log_q)).sum()
-
-
-def _logits(model: LanguageModel, rows: Sequence[Row]) -> Tensor:
-    """The logits for each token of the answers, concatenated."""
-    tokens = torch.zeros((len(rows), max(len(row.tokens) for row in rows) - 1), dtype=torch.long)
-    for own, row in zip(tokens, rows, strict=True):
-        own[: len(row.tokens) - 1] = row.tokens[:-1]
-    states = model.states(tokens)
-    parts = [own[r.start - 1 : len(r.tokens) - 1] for own, r in zip(states, rows, strict=True)]
-    logits: Tensor = model.output(torch.cat(parts))
-    return logits
-
-
-@torch.no_grad()
-def _accepted(model: LanguageModel, rows: Sequence[Row]) -> float:
-    """Share of the answers' tokens that would be accepted as drafts."""
-    num_accepted = 0.0
-    for row in rows:
-        logits = _logits(model, [row])
-        if row.teacher is not None and row.heat:
-            p, log_q = _both(logits, row.teacher, row.heat)
-            num_accepted += float(torch.minimum(p, log_q.exp()).sum())
-        else:
-            num_accepted += int((logits.argmax(-1) == row.answer).sum())
-    return num_accepted / max(1, sum(len(row.answer) for row in rows))
+    def _resume(self) -> None:
+        if not self._state.exists():
+            return
+        state = torch.load(self._state, map_location="cpu", weights_only=True)
+        if state["key"] != self._key:
+            return
+        self._model.load_state_dict(state["model"])
+        self._adam.load_state_dict(state["adam"])
+        self._weights, self._random.bit_generator.state = state["best"], state["random"]
+        self._step, self._elapsed, self._num_checks, self._before, self._best = state["numbers"]
 
 
 def _both(logits: Tensor, best: Best, heat: float) -> tuple[Tensor, Tensor]:
@@ -177,3 +246,14 @@ def _both(logits: Tensor, best: Best, heat: float) -> tuple[Tensor, Tensor]:
 
 def _copied(model: LanguageModel) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def _row(text: RecordedText, known: Mapping[str, Best]) -> _Row:
+    tokens = torch.tensor([*text.prompt, *text.answer])
+    cut = max(0, len(tokens) - CONTEXT)
+    start = max(1, len(text.prompt) - cut)
+    rows = known.get(key_of(text))
+    if rows is not None:
+        num_kept = len(tokens) - cut - start
+        rows = rows[0][-num_kept:], rows[1][-num_kept:]
+    return _Row(tokens[cut:], start, text.sampling.temperature, rows)

@@ -30,6 +30,7 @@ from headstart.extras.distill.texts import (
     purge,
     read_texts,
     split,
+    training_folder,
     without_duplicates,
 )
 from headstart.sampling import SamplingParams
@@ -173,7 +174,11 @@ def test_what_was_purged_is_nowhere_in_the_file_and_new_texts_are_recorded(tmp_p
     secret = [7_654_321, 1_234_567]
     keep(tmp_path, [text(100.0, [1], secret)])
     assert array("i", secret).tobytes() in (tmp_path / FILE).read_bytes()
+    folder = training_folder(tmp_path)
+    (folder / "best.pt").write_bytes(b"what came in these texts")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     purge(tmp_path, None, 1e12)
+    assert not folder.exists()
     assert array("i", secret).tobytes() not in (tmp_path / FILE).read_bytes()
     keep(tmp_path, [text(101.0, [4], [5, 6])])
     assert [one.prompt for one in read_texts(tmp_path, MODEL)] == [[4]]
