@@ -101,7 +101,9 @@ def test_nobody_waits_for_the_breakers_of_requests_that_are_gone(tmp_path, looku
         scheduler.cancel(f"gone {i}")
     lookups.is_free.set()
     play(scheduler, [asking("next")])
-    assert lookups.breakers in (["gone 0", "next"], ["next"])
+    *before, last = lookups.breakers
+    assert last == "next"
+    assert len(before) <= 1  # what the thread had begun
 
 
 def test_the_breakers_of_one_tenant_wait_for_one_lookup_of_another_that_has_many(tmp_path, lookups):
