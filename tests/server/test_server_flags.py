@@ -44,13 +44,13 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def test_it_listens_on_a_unix_socket(tmp_path: Path):
+def test_it_listens_on_several_addresses_and_a_unix_socket(tmp_path: Path):
     path = tmp_path / "h.sock"
     stale = socket.socket(socket.AF_UNIX)
     stale.bind(str(path))  # nobody listens: what a killed server leaves behind
     stale.close()
     announced = threading.Event()
-    config = ServerConfig(host=str(path))
+    config = ServerConfig(host=f"127.0.0.1,{path}", port=0)
     worker = FakeWorker()
     thread = threading.Thread(
         target=serve,

@@ -12,7 +12,10 @@ from headstart.types.errors import ConfigError
 class ServerConfig:
     """The HTTP side."""
 
-    host: str = option("127.0.0.1", "address to listen on; one that ends in .sock is a Unix socket")
+    host: str = option(
+        "127.0.0.1",
+        "addresses to listen on, separated by commas; one that ends in .sock is a Unix socket",
+    )
     port: int = option(8080, "port to listen on; 0 picks a free one", least=0, most=65535)
     reuse_port: bool = option(False, "let other processes listen on the same port")
     api_prefix: str = option("", "prefix of all paths, for instance /llm")

@@ -119,7 +119,9 @@ def _warn(extras: Sequence[Extra], server: ServerConfig) -> None:
     risks = [risk for extra in extras for risk in extra.risks]
     if not risks:
         return
-    is_here = server.host in ("127.0.0.1", "::1", "localhost") or server.host.endswith(".sock")
+    here = ("127.0.0.1", "::1", "localhost")
+    hosts = [host.strip() for host in server.host.split(",")]
+    is_here = all(host in here or host.endswith(".sock") for host in hosts)
     has_key = bool(server.api_key or server.api_key_file)
     log.warning(
         "security: %s on. Every user of this server acts on this machine as its user%s",

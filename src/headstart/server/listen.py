@@ -1,15 +1,17 @@
-"""Runs the app on its port until a signal, or until loading the model fails."""
+"""Runs the app on its ports until a signal, or until loading the model fails."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import signal
 import socket
 import ssl
 import threading
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -30,6 +32,8 @@ from headstart.structures.system import switch_threads_often
 from headstart.types.errors import ConfigError
 from headstart.types.worker import Worker
 
+log = logging.getLogger(__name__)
+
 SHUTDOWN_SECONDS = 5  # for running answers after SIGTERM or Ctrl-C
 
 
@@ -40,8 +44,8 @@ def serve(
     announce: Callable[[str, dict[str, Any]], None],
     extras: Sequence[Extra],
 ) -> None:
-    """Serve until stopped; `announce` gets the address, and the model as /v1/models lists it, once
-    requests can be answered.
+    """Serve until stopped; `announce` gets the first address, and the model as /v1/models lists it,
+    once requests can be answered.
 
     Raises:
         ConfigError, ModelError: the port cannot be taken, or model or worker cannot be loaded.
@@ -71,10 +75,10 @@ def serve(
 
 
 def run(server: uvicorn.Server, config: ServerConfig, announce: Callable[[str], None]) -> None:
-    """Serve until stopped; `announce` is called with the address once the port is taken.
+    """Serve until stopped; `announce` is called with the first address once all ports are taken.
 
     Raises:
-        ConfigError: the port cannot be taken, or a file with keys or certificates not be read.
+        ConfigError: a port cannot be taken, or a file with keys or certificates not be read.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -85,12 +89,16 @@ def run(server: uvicorn.Server, config: ServerConfig, announce: Callable[[str], 
     switch_threads_often()  # threads that read bodies and prompts
     is_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()  # no other may set handlers
-    with take_port(config) as listener:
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(one) for one in take_ports(config)]
         for number in numbers:  # uvicorn raises them again after its shutdown; it is no failure
             signal.signal(number, stop)
         scheme = "https" if config.ssl_cert_file else "http"
-        announce(address_of(listener, scheme) + config.api_prefix)
-        server.run(sockets=[listener])
+        first, *others = (address_of(one, scheme) + config.api_prefix for one in listeners)
+        announce(first)
+        for address in others:
+            log.info("listening on %s as well", address)
+        server.run(sockets=listeners)
     for number in numbers:  # the process ends; Python would restore their default before
         signal.signal(number, signal.SIG_IGN)
 
@@ -155,8 +163,15 @@ class StoppableServer(uvicorn.Server):
         await self._end()
 
 
-def take_port(config: ServerConfig) -> socket.socket:
-    """Listen on the configured address.
+def take_ports(config: ServerConfig) -> Iterator[socket.socket]:
+    """Listen on all configured addresses, one after the other; as `take_port`."""
+    hosts = [host.strip() for host in config.host.split(",") if host.strip()]
+    for host in hosts:
+        yield take_port(replace(config, host=host), only_ipv6=len(hosts) > 1)
+
+
+def take_port(config: ServerConfig, *, only_ipv6: bool = False) -> socket.socket:
+    """Listen on a single address.
 
     Raises:
         ConfigError: it is in use or does not belong to this machine.
@@ -169,6 +184,8 @@ def take_port(config: ServerConfig) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if only_ipv6 and family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         if config.reuse_port:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((config.host, config.port))

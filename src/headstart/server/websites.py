@@ -33,7 +33,7 @@ class WebsitePolicy:
 
     def __init__(self, config: ServerConfig, *, has_keys: bool) -> None:
         self._has_keys = has_keys
-        own = (LOCALHOST, config.host, socket.gethostname())
+        own = (LOCALHOST, *_split(config.host), socket.gethostname())
         self._hosts = frozenset(map(_plain_host, (*own, *_split(config.allowed_hosts))))
         origins = config.cors_origins or (ANY if has_keys else None)
         self._origins = frozenset(_split(origins))
