@@ -11,6 +11,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from headstart.app.demo import PROMPT
@@ -23,7 +24,6 @@ from headstart.config import Config, EngineConfig
 from headstart.config.fields import listed
 from headstart.config.logs import start_logging
 from headstart.engine.find_library import find_card, remedy
-from headstart.structures.entry_points import load
 from headstart.structures.system import return_large_blocks
 from headstart.types import CacheKind
 from headstart.types.errors import ConfigError
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WARM_UP_SECONDS = 7.0  # of the first start with a model on a machine
+RPC = "headstart.extras.rpc.backend"  # imported only with --rpc
 
 
 def libllama_version() -> str:
@@ -58,7 +59,7 @@ def list_devices(config: EngineConfig) -> list[Device]:
     from headstart.engine.devices import list_devices as devices
 
     if config.rpc:
-        load("headstart.backends", "rpc").connect(config)
+        resolve_name(RPC).connect(config)
     return devices()
 
 
@@ -105,7 +106,7 @@ def build_scheduler(
     models = choose_speculators(config, models)
     drafter = models.drafter
     controller, file, why_fresh = load_control(config, models)
-    rpc = load("headstart.backends", "rpc") if config.engine.rpc else None
+    rpc = resolve_name(RPC) if config.engine.rpc else None
     if rpc:
         rpc.connect(config.engine)
     target = load_target(config, models)
@@ -136,8 +137,8 @@ def build_scheduler(
         _warm_up(scheduler, bool(models.types), warms_up_later=warms_up_later)
     scheduler.cache.offloading.use_disk(open_disk(config, models, target, draft))
     if config.recording.record_texts:
-        recorder = load("headstart.readers", "distill")(config.recording, models.target)
-        scheduler.readers.append(recorder.read)
+        recorder = resolve_name("headstart.extras.distill.recorder:TextRecorder")
+        scheduler.readers.append(recorder(config.recording, models.target).read)
     info = WorkerInfo(
         target=engine.model.info(engine.context_size, engine.cache_kind.value),
         draft=draft.model.info(draft.context_size, draft.cache_kind.value) if draft else None,

@@ -1,13 +1,11 @@
-"""Optional routes, enabled by flags or the environment: entry-point group `headstart.routes`.
-
-Each entry point is a subclass of `Extra`. None is imported unless enabled.
-"""
+"""Optional routes of `extras`, enabled by flags or the environment; imported only then."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pkgutil import resolve_name
 from typing import ClassVar
 
 from starlette.applications import Starlette
@@ -18,7 +16,6 @@ from starlette.routing import Route
 from headstart.config import ServerConfig, ToolsConfig
 from headstart.server.errors import ApiError
 from headstart.server.routing import Endpoint, Routes
-from headstart.structures.entry_points import load
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +26,7 @@ OFF = {  # answers of a path while its extra is off
 
 
 class Extra:
-    """The routes of one entry point."""
+    """Optional routes."""
 
     served: ClassVar[Routes] = Routes()
     risks: tuple[str, ...] = ()  # routes that must not be reachable by strangers
@@ -63,12 +60,14 @@ def load_extras(tools: ToolsConfig, environment: Mapping[str, str]) -> list[Extr
         ConfigError: an extra's settings cannot work.
     """
     wanted = {
-        "tools": tools.tools or tools.mcp_servers_config or tools.mcp_servers_json,
-        "cors-proxy": tools.ui_mcp_proxy,
-        "vertex": environment.get("AIP_MODE") == "PREDICTION",
+        "tools.routes:HostedTools": (
+            tools.tools or tools.mcp_servers_config or tools.mcp_servers_json
+        ),
+        "cors_proxy:CorsProxy": tools.ui_mcp_proxy,
+        "vertex:Vertex": environment.get("AIP_MODE") == "PREDICTION",
     }
-    names = [name for name, is_on in wanted.items() if is_on]
-    return [load("headstart.routes", name)(tools, environment) for name in names]
+    names = [f"headstart.extras.{name}" for name, is_on in wanted.items() if is_on]
+    return [resolve_name(name)(tools, environment) for name in names]
 
 
 def applied(extras: Sequence[Extra], config: ServerConfig) -> ServerConfig:

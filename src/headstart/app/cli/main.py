@@ -89,17 +89,12 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def find_command(name: str) -> Command:
-    """The command of a name.
-
-    Raises:
-        ConfigError: it is an extra that is not installed.
-    """
-    from headstart.structures.entry_points import load
-
-    own = f"headstart.app.cli.{name}"
-    is_own = find_spec(own) is not None
-    module = importlib.import_module(own) if is_own else load("headstart.commands", name)
-    command: Command = module.COMMAND
+    """The command of a name."""
+    module = f"headstart.app.cli.{name}"
+    if find_spec(module) is None:
+        own = {"rpc-worker": "rpc.worker", "rpc-build": "rpc.build"}
+        module = f"headstart.extras.{own.get(name, f'{name}.command')}"
+    command: Command = importlib.import_module(module).COMMAND
     return command
 
 
