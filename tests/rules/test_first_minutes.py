@@ -70,7 +70,7 @@ def test_the_example_for_curl_prints_the_right_answer_twice_and_counts_of_drafts
 
 
 def test_generate_without_a_prompt_shows_a_right_answer_and_what_drafts_did() -> None:
-    command = [sys.executable, "-m", "headstart", "generate", "--spec", "fixed", "--no-color"]
+    command = [sys.executable, "-m", "headstart", "generate", "--spec", "fixed"]
     result = subprocess.run(command, input="", capture_output=True, text=True, timeout=100)
     assert result.returncode == 0, result.stderr
     assert right_answer(PROMPT) in result.stdout

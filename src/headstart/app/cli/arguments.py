@@ -73,7 +73,6 @@ class Arguments:
         self.given: dict[str, str] = {}  # texts by setting
         self.words: list[str] = []  # words that belong to no flag; -- and everything after it
         self.switches: set[str] = set()
-        self.help_word: str | None = None  # after a flag that asks for help
         self.file: str | None = None
         self._command, self._argv, self._next = command, argv, 0
         self._owners = owners(settings)
@@ -104,9 +103,6 @@ class Arguments:
     def _read_flag(self, name: str, value: str | None) -> None:
         if name in SWITCHES:
             self.switches.add(name)
-            if name in HELP:
-                self.help_word = value or next(iter(self._argv[self._next :]), None)
-                self._next = len(self._argv)
         elif name == "--config":
             self.file = self._value(name, value)
         elif (owner := self._owners.get(name)) is None:

@@ -77,8 +77,6 @@ class Command:
             libllama = assemble.libllama_version()
             raise PageRequested(f"headstart {headstart.__version__}\n{libllama}")
         if asked := arguments.switches & set(HELP):
-            if word := arguments.help_word:
-                raise PageRequested(help_on(word, self.name, settings))
             shown = settings
             if "--help-all" not in asked and len(settings) > 30:
                 shown = [one for one in settings if not one.part or one.name in COMMON]
@@ -129,8 +127,7 @@ class Command:
         lines += _entry("    --print-config", "print every setting with its origin and stop", width)
         if num_hidden:
             lines += _entry("    --help-all", f"the other {num_hidden} flags too, by topic", width)
-        words = "this page, or every flag that has to do with WORD"
-        lines += _entry("-h, --help [WORD]", words, width)
+        lines += _entry("-h, --help", "print this page", width)
         closing = (
             "llama-server's flags and variables are taken as well (docs/from-llama-server.md). "
             "A flag beats its environment variable (--draft-max: HEADSTART_DRAFT_MAX), which beats "
@@ -148,20 +145,6 @@ def _preset(resolved: Resolved) -> dict[str, Given]:
 
     texts = read_preset(Path(str(file)))
     return {name: (text, "preset") for name, text in texts.items()}
-
-
-def help_on(word: str, command: str, settings: Sequence[Setting]) -> str:
-    """The flags with this word in their name or help text."""
-    wanted = word.lower().lstrip("-")
-    found = [
-        one
-        for one in settings
-        if wanted
-        in " ".join((*one.spellings, one.option.help, *(one.option.choices or ()))).lower()
-    ]
-    if not found:
-        raise ConfigError(f"no flag has to do with {word!r} (all: headstart {command} --help-all)")
-    return "\n".join(_entries(found, _width()))
 
 
 def _wrapped(text: str, width: int) -> list[str]:

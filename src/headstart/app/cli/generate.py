@@ -55,9 +55,6 @@ class GenerateOptions:
     prompt: str | None = option(None, "the prompt; without one, a small task", "-p")
     file: str | None = option(None, "file with the prompt", "-f")
     chat: bool = option(True, "wrap the prompt as a user's message in the model's chat template")
-    color: bool | None = option(
-        None, "colour draft tokens that were accepted; default: on a terminal"
-    )
 
 
 def run(resolved: Resolved) -> int:
@@ -82,8 +79,7 @@ def run(resolved: Resolved) -> int:
     scheduler.drafting.save()
     try:
         speculators = info.speculation.get("types", ())
-        no_color = None if options.color is None else not options.color
-        console = Console(highlight=False, force_terminal=options.color, no_color=no_color)
+        console = Console(highlight=False)
         if prompt is PROMPT:
             print(f"An example, as there is no --prompt TEXT or --file FILE:\n\n{PROMPT}\n")
         finish = show(_answer(scheduler, request), served.vocab.token_bytes, console, speculators)

@@ -58,10 +58,7 @@ def _dispatch(arguments: list[str]) -> int:
         if not arguments[1:]:
             print(_help())
             return 0
-        if arguments[1] in COMMANDS:
-            command, arguments = arguments[1], [arguments[1], "--help"]
-        else:
-            command, arguments = "serve", ["serve", "--help", *arguments[1:]]
+        command, arguments = arguments[1], [arguments[1], "--help"]
     if command in ("-V", "version"):
         command, arguments = "--version", ["--version"]
     as_llama_server = command.startswith("-")
@@ -107,6 +104,5 @@ Serve GGUF language models with speculative decoding: the same text, sooner.
 Commands
 {commands}
 
-headstart COMMAND --help lists the flags of a command; headstart --help WORD those of serve that
-have to do with WORD; headstart --version the versions.
+headstart COMMAND --help lists the flags of a command; headstart --version the versions.
 Try: headstart serve"""

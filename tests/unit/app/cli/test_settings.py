@@ -286,19 +286,6 @@ def test_the_short_help_page_has_a_dozen_flags_and_says_where_the_others_are() -
     assert f"--help-all                      the other {len(SETTINGS) - len(shown)} " in text
 
 
-@pytest.mark.parametrize("argv", [["--help", "ctk"], ["-h", "--cache-type-k"], ["--help=cache"]])
-def test_help_finds_flags_by_a_word(argv: list[str]) -> None:
-    with pytest.raises(PageRequested) as page:
-        read(*argv)
-    assert "--cache-type-k" in str(page.value)
-    assert "--api-key" not in str(page.value)
-
-
-def test_help_on_a_word_of_no_flag_says_so() -> None:
-    with pytest.raises(ConfigError, match="no flag has to do with 'xyzzy'"):
-        read("--help", "xyzzy")
-
-
 def test_options_of_a_speculator_reach_it_and_its_other_defaults_stay_its_own() -> None:
     options = (
         read("--spec-ngram-simple-size-n", "7", "-lcs", "words.bin", "--spec-corpus", "c")
