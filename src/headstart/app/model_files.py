@@ -17,9 +17,9 @@ from headstart.app.hub import Hub, Repository
 from headstart.app.hub_files import DRAFTERS, choose_drafter, choose_file, split_parts
 from headstart.app.speculation import (
     WITH_HEADS,
+    file_of,
     needs_draft_model,
     type_names,
-    uses_file,
     wanted_types,
     wants_heads,
 )
@@ -191,5 +191,5 @@ def choose_speculators(config: Config, models: Models) -> Models:
             )
     if only_embeds(config, target):
         types = ()
-    is_used = drafter is not None and any(uses_file(name) for name in types)
+    is_used = drafter is not None and any(map(file_of, types))
     return replace(models, drafter=drafter if is_used else None, types=types)

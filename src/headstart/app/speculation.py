@@ -22,23 +22,19 @@ WITH_HEADS = "mtp"
 ANY = "any"  # in place of the speculator that a file is for
 
 
+def file_of(name: str) -> str:
+    """The kind of file that a speculator drafts with: a draft model's, or multi-token heads."""
+    return SPECULATORS[name].drafts_with if name in SPECULATORS else ""
+
+
 def needs_draft_model(names: Sequence[str]) -> bool:
     """Whether one of these speculators drafts with the model of `--draft-model`."""
-    return any(name in SPECULATORS and SPECULATORS[name].needs_draft_model for name in names)
-
-
-def uses_file(name: str) -> bool:
-    """Whether a speculator drafts with a file: a draft model, or multi-token heads."""
-    return needs_draft_model([name]) or _needs_heads(name)
-
-
-def _needs_heads(name: str) -> bool:
-    return name in SPECULATORS and SPECULATORS[name].needs_heads
+    return any(file_of(name) not in ("", WITH_HEADS) for name in names)
 
 
 def without_file() -> str:
     """All speculators that draft without a file, as in `--spec-type`."""
-    return ",".join(name for name in SPECULATORS if not uses_file(name))
+    return ",".join(name for name in SPECULATORS if not file_of(name))
 
 
 def wants_heads(config: Config) -> bool:
@@ -46,7 +42,7 @@ def wants_heads(config: Config) -> bool:
     types = config.speculation.spec_type
     if not config.engine.mtp or config.speculation.mode is DraftMode.OFF:
         return False
-    return types is None or any(_needs_heads(name) for name in type_names(types))
+    return types is None or WITH_HEADS in map(file_of, type_names(types))
 
 
 def wanted_types(config: SpeculationConfig, drafter: str | None) -> tuple[str, ...]:
@@ -71,7 +67,7 @@ def wanted_types(config: SpeculationConfig, drafter: str | None) -> tuple[str, .
         else:
             names = (*AUTO_TYPES, *with_file)
         if drafter == ANY:
-            options = {name: o for name, o in options.items() if not uses_file(name)}
+            options = {name: o for name, o in options.items() if not file_of(name)}
     else:
         names = _named_types(config.spec_type, drafter)
     _check_options(options, names)
@@ -114,7 +110,7 @@ def _named_types(spec_type: str, drafter: str | None) -> tuple[str, ...]:
                 f"--spec-type names {name!r}; there are {', '.join(sorted(SPECULATORS))} and none"
                 + "".join(f"; not imported: {one} ({why})" for one, why in NOT_IMPORTED.items())
             )
-    users = [name for name in names if uses_file(name)]
+    users = [name for name in names if file_of(name)]
     if len(users) > 1:
         raise ConfigError(
             f"--spec-type names {' and '.join(users)}, but the draft model has one cache and one "
@@ -134,19 +130,12 @@ def _named_types(spec_type: str, drafter: str | None) -> tuple[str, ...]:
             f"--spec-type names {WITH_HEADS} but the model has no multi-token heads (or --no-mtp "
             "leaves them out); leave it out, or name a GGUF with its heads with --draft-model"
         )
-    if users and drafter not in (ANY, *users) and not _fits(users[0], drafter):
+    if users and drafter not in (ANY, file_of(users[0])):
         raise ConfigError(
             f"--spec-type names {users[0]} but the draft model's file is for {drafter}; name "
             "that, or leave out --spec-type"
         )
     return names
-
-
-def _fits(name: str, drafter: str | None) -> bool:
-    """Whether a speculator, perhaps of another package, drafts with a file for `drafter`."""
-    if drafter == WITH_HEADS:
-        return _needs_heads(name)
-    return drafter == "draft-model" and not SPECULATORS[name].needs_states
 
 
 def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:

@@ -89,9 +89,9 @@ class Speculator(ABC):
     # target has not decoded them (`DraftRequest.num_drafted`)
     continues_drafts: ClassVar[bool] = False
 
-    # drafts with the model of --draft-model; without one, selecting this speculator is an error
-    needs_draft_model: ClassVar[bool] = False
-    needs_heads: ClassVar[bool] = False  # the same for multi-token heads of the target
+    # the kind of file that it drafts with: "draft-model", "eagle3" ..., or "mtp" for multi-token
+    # heads; without such a file, selecting this speculator is an error
+    drafts_with: ClassVar[str] = ""
 
     # A frozen dataclass; its fields become flags --spec-<name>-<field>. `config.option` declares a
     # field with its help and aliases; its mark `limits_draft` means that it is the longest draft,

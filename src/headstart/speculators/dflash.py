@@ -26,7 +26,7 @@ class DflashSpeculator(StateSpeculator):
     """Drafts with a DFlash model."""
 
     name = "dflash"
-    needs_draft_model = True
+    drafts_with = "dflash"
 
     def __init__(self, context: DraftContext, layers: Sequence[int]) -> None:
         super().__init__(context, layers)
@@ -85,3 +85,4 @@ class DsparkSpeculator(DflashSpeculator):
     """
 
     name = "dspark"
+    drafts_with = "dspark"

@@ -47,7 +47,7 @@ class DraftModelSpeculator(Speculator):
     scores_are_probabilities = True
     is_model = True
     continues_drafts = True
-    needs_draft_model = True
+    drafts_with = "draft-model"
 
     def __init__(self, engine: Engine, translator: VocabularyTranslator | None = None) -> None:
         """Draft with `engine`; without a translator it must share the target's token ids."""

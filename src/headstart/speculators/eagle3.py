@@ -18,4 +18,4 @@ class Eagle3Speculator(StateSpeculator):
     """Drafts with an EAGLE-3 model."""
 
     name = "eagle3"
-    needs_draft_model = True
+    drafts_with = "eagle3"

@@ -17,4 +17,4 @@ class Gemma4AssistantSpeculator(StateSpeculator):
     """Drafts with a gemma4-assistant model."""
 
     name = "gemma4-assistant"
-    needs_draft_model = True
+    drafts_with = "gemma4-assistant"

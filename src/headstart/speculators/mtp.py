@@ -23,7 +23,7 @@ class MtpSpeculator(StateSpeculator):
     """Drafts with heads that read the target's hidden states."""
 
     name = "mtp"
-    needs_heads = True
+    drafts_with = "mtp"
     reading = "heads are processing the prompt"
     unsure = "heads are unsure"
 

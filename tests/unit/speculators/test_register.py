@@ -113,7 +113,7 @@ def test_who_knows_one_constructor_knows_the_others(name: str) -> None:
     speculator = kind(FakeDraftContext(name), DRAFT_LAYERS)  # type: ignore[call-arg]
     assert isinstance(speculator, StateSpeculator)
     assert speculator.state_layers == frozenset(DRAFT_LAYERS)
-    assert speculator.needs_draft_model
+    assert speculator.drafts_with == name
 
 
 @pytest.mark.parametrize(
