@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,31 +51,19 @@ def hub_cache(environment: Mapping[str, str]) -> Path:
     return home_folder() / ".cache/huggingface/hub"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Hub:
     """A hub and the cache of what was downloaded from it; a router's `ModelStore`."""
 
-    endpoint: str
-    cache: Path
-    token: str | None = field(repr=False)
-    offline: bool
-    environment: Mapping[str, str] = field(repr=False)
-    drafters: Sequence[str] = ()  # the kinds of drafters that are downloaded with a model
-
-    @classmethod
-    def from_config(
-        cls, config: ModelConfig, environment: Mapping[str, str], drafters: Sequence[str] = ()
-    ) -> Hub:
-        """The hub named by flags and environment."""
-        return cls(
-            endpoint=(environment.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
-            cache=hub_cache(environment),
-            token=config.hf_token or environment.get("HF_TOKEN") or None,
-            offline=config.offline
-            or SWITCH_WORDS.get(environment.get("HF_HUB_OFFLINE", "").lower(), False),
-            environment=environment,
-            drafters=drafters,
-        )
+    def __init__(
+        self, config: ModelConfig, environment: Mapping[str, str], drafters: Sequence[str] = ()
+    ) -> None:
+        """`drafters`: the kinds of drafters that are downloaded with a model."""
+        self.endpoint = (environment.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+        self.cache = hub_cache(environment)
+        self.token = config.hf_token or environment.get("HF_TOKEN") or None
+        word = environment.get("HF_HUB_OFFLINE", "").lower()
+        self.offline = config.offline or SWITCH_WORDS.get(word, False)
+        self.environment, self.drafters = environment, drafters
 
     def open(self, reference: str) -> Repository:
         """The files of user/repo or user/repo:quant: at the hub, or in the cache if the hub cannot
@@ -299,7 +287,7 @@ class Repository:
 
 def main(name: str, *drafters: str) -> int:
     """Download a model, its projector and what drafts for it; return the exit code."""
-    hub = Hub.from_config(ModelConfig(), os.environ)
+    hub = Hub(ModelConfig(), os.environ)
     repo, quant = parse_reference(name)
     is_over = threading.Event()
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from posixpath import basename
 
 from headstart.types.errors import ConfigError, ModelError
 
@@ -70,7 +71,7 @@ def choose_drafter(
             path
             for path in paths
             if path.endswith(".gguf")
-            and (kind if kind == "mmproj" else f"{kind}-") in _name(path)
+            and (kind if kind == "mmproj" else f"{kind}-") in basename(path)
             and _part_index(path) == 1
             and (not model or path.split("/")[:-1] == folders[: path.count("/")])
         ]
@@ -124,7 +125,7 @@ def select_files(repo: str, paths: Sequence[str], quant: str, file: str | None) 
 
 def is_model(path: str) -> bool:
     """Whether this is a GGUF that is neither a companion of another nor a later part of one."""
-    name, companions = _name(path), ("mmproj", "imatrix", *(f"{kind}-" for kind in DRAFTERS))
+    name, companions = basename(path), ("mmproj", "imatrix", *(f"{kind}-" for kind in DRAFTERS))
     is_whole = name.endswith(".gguf") and _part_index(path) == 1
     return is_whole and not any(word in name for word in companions)
 
@@ -133,10 +134,6 @@ def quant_of_model(path: str) -> str | None:
     """The quant of a model, in capitals; None if the file is not a model."""
     quant = _quant_of(path)
     return quant.upper() if quant and is_model(path) else None
-
-
-def _name(path: str) -> str:
-    return path.rsplit("/", 1)[-1]
 
 
 def _quant_of(path: str) -> str:

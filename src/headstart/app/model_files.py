@@ -54,7 +54,7 @@ def find_models(config: Config, environment: Mapping[str, str] = os.environ) -> 
         ConfigError: options that exclude each other, or a malformed reference.
         ModelError: there is no such file, repository or quant, or it cannot be downloaded.
     """
-    model, hub = config.model, Hub.from_config(config.model, environment)
+    model, hub = config.model, Hub(config.model, environment)
     if model.hf_file and not model.hf_repo:
         raise ConfigError(f"--hf-file {model.hf_file} needs --hf-repo")
     target = _local("--model", model.model, "--hf-repo", model.hf_repo)

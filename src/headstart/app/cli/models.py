@@ -49,7 +49,7 @@ def is_router(resolved: Resolved, *, has_demo: bool = True) -> bool:
     asked = ("models_dir", "models_preset", "models_max", "models_autoload", "models_memory")
     if any(resolved.origins[name] != "default" for name in asked):
         return True
-    hub = Hub.from_config(resolved.config().model, os.environ)
+    hub = Hub(resolved.config().model, os.environ)
     return not has_demo and bool(hub.cached_models())
 
 
@@ -62,7 +62,7 @@ def read_models(
         ConfigError: a folder or file that cannot be read, or settings that cannot work.
     """
     config = resolved.config()
-    hub = Hub.from_config(config.model, environment)
+    hub = Hub(config.model, environment)
     cached = hub.cached_models()
     sources = {name: (CACHE, {"hf_repo": name, "offline": "on"}) for name in cached}
     if config.router.models_dir:

@@ -21,7 +21,7 @@ def run(resolved: Resolved, *, has_demo: bool = True) -> int:
     if is_router(resolved, has_demo=has_demo):  # none is loaded in this process
         from headstart.gateway.router.serve import serve
 
-        store = Hub.from_config(config.model, os.environ, drafters_wanted(config))
+        store = Hub(config.model, os.environ, drafters_wanted(config))
         return serve(config, lambda: read_models(resolved), store, resolved.in_force())
 
     from headstart.app import assemble

@@ -316,6 +316,6 @@ def test_the_cache_folder_follows_llama_cpps_order() -> None:
 
 
 def test_a_token_never_shows_in_repr() -> None:
-    hub = Hub.from_config(ModelConfig(hf_token="hf_secret"), {})
+    hub = Hub(ModelConfig(hf_token="hf_secret"), {})
     assert hub.token == "hf_secret"
     assert "hf_secret" not in repr(hub)

@@ -72,7 +72,7 @@ PARTS = ("big-Q8_0-00001-of-00002.gguf", "big-Q8_0-00002-of-00002.gguf")
 def store(client: Client, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Hub:
     hub.add("org/model", "model-F16.gguf", "other-Q4_0.gguf", *PARTS)
     monkeypatch.setenv("PYTHONPATH", "src")
-    return Hub.from_config(ModelConfig(), {**os.environ, **client.environment})
+    return Hub(ModelConfig(), {**os.environ, **client.environment})
 
 
 def download(store: Hub, name: str) -> list[dict[str, object]]:
@@ -114,7 +114,7 @@ def test_a_model_whose_download_was_interrupted_can_be_removed(store: Hub, hub: 
 def test_what_drafts_or_sees_for_a_model_comes_and_goes_with_it(store: Hub, hub: FakeHub) -> None:
     found = ["mmproj-F16.gguf", "model-F16.gguf", "mtp-model-F16.gguf"]
     hub.add("org/model", *found, "mmproj-F32.gguf", "eagle3-model-F16.gguf")
-    store = Hub.from_config(ModelConfig(), store.environment, ["mtp"])
+    store = Hub(ModelConfig(), store.environment, ["mtp"])
     lines = download(store, NAME)
     assert sorted(hub.downloads) == found
     assert lines[-1]["done"] == sum(len(hub.repos["org/model"][name]) for name in hub.downloads)
@@ -135,7 +135,7 @@ def test_what_cannot_be_downloaded_is_refused_with_a_reason(store: Hub, hub: Fak
 
 
 def test_offline_only_what_is_in_the_cache_can_be_downloaded(store: Hub, hub: FakeHub) -> None:
-    offline = Hub.from_config(ModelConfig(offline=True), store.environment)
+    offline = Hub(ModelConfig(offline=True), store.environment)
     with pytest.raises(ModelError, match="--offline forbids"):
         offline.check(NAME)
     download(store, NAME)
@@ -147,7 +147,7 @@ def test_offline_only_what_is_in_the_cache_can_be_downloaded(store: Hub, hub: Fa
 
 
 def test_a_token_is_not_on_the_command_line(store: Hub) -> None:
-    secret = Hub.from_config(ModelConfig(hf_token="hf_secret"), store.environment)
+    secret = Hub(ModelConfig(hf_token="hf_secret"), store.environment)
     command, environment = secret.download(NAME)
     assert "hf_secret" not in " ".join(command)
     assert environment["HF_TOKEN"] == "hf_secret"
