@@ -28,6 +28,7 @@ ALLOWED |= {"__init__": set(), "__main__": {"app"}, "testing": {"extras"}}
 EXCEPTIONS = {
     # for the type checker only
     ("scheduler/scheduler.py", "worker"),
+    ("worker/embedding.py", "engine"),
     ("control/budget.py", "scheduler"),
     ("control/calibration.py", "scheduler"),
     ("control/controller.py", "scheduler"),

@@ -206,8 +206,7 @@ class FakeTransport:
 
 @pytest.fixture
 def transports(monkeypatch):
-    monkeypatch.setattr(client_module, "FIRST_DELAY", 0.02)
-    monkeypatch.setattr(client_module, "LONGEST_DELAY", 0.05)
+    monkeypatch.setattr(client_module, "_delay", lambda number: 0.02 * (number > 0))
     FakeTransport.made, FakeTransport.errors = [], []
     return FakeTransport
 

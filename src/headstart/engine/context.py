@@ -34,7 +34,7 @@ from headstart.types.constraint import NO_LIMIT
 from headstart.types.errors import EngineError, ModelError
 from headstart.types.media import LoadedChunk
 from headstart.types.sampling_params import SamplingParams
-from headstart.types.widths import ALL_WIDTHS
+from headstart.types.widths import Widths
 
 
 class LlamaEngine(Sequences):
@@ -55,7 +55,7 @@ class LlamaEngine(Sequences):
         is_split = model.facts.architecture == "deepseek4" and not limits.is_heads
         self.has_own_caches = config.exact or is_split
         # in exact mode: widths of decodes, those of prompts, and the time of a decode by width
-        self.widths = self.prompt_widths = ALL_WIDTHS
+        self.widths = self.prompt_widths = Widths()
         self.width_costs: dict[int, float] | None = {}  # None: sequences are decoded one by one
         self.num_sequences = limits.num_sequences
         context = config.context or model.facts.train_context

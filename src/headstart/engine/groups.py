@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.types import Batch, CacheKind, Logits
-from headstart.types.widths import ALL_WIDTHS, MOST_SHORT, Widths
+from headstart.types.widths import MOST_SHORT, Widths
 
 Run = tuple[int, int, int]
 """Adjacent rows of one sequence: where they start and end, and the index of the first output."""
@@ -29,7 +29,7 @@ class Group(NamedTuple):
 
     runs: list[Run]
     width: int
-    widths: Widths = ALL_WIDTHS  # of their decode
+    widths: Widths = Widths()  # of their decode
 
 
 def exact_groups(

@@ -22,8 +22,6 @@ class ThoughtLimit:
 
 
 MAX_TEXT_BYTES = 1 << 20
-MAX_TRIGGERS = 64
-MAX_TRIGGER_BYTES = 256
 
 
 class ConstraintKind(Enum):
@@ -83,13 +81,10 @@ class Constraint:
             raise RequestError(
                 f"the {self.kind.title} has {size} bytes but at most {MAX_TEXT_BYTES} are taken"
             )
-        if len(self.triggers) > MAX_TRIGGERS:
+        if len(self.triggers) > 64:
             raise RequestError(
-                f"the constraint has {len(self.triggers)} triggers but at most {MAX_TRIGGERS} are "
-                "taken"
+                f"the constraint has {len(self.triggers)} triggers but at most 64 are taken"
             )
         for trigger in self.triggers:
-            if not 1 <= len(trigger) <= MAX_TRIGGER_BYTES:
-                raise RequestError(
-                    f"a trigger has {len(trigger)} bytes but must have 1 to {MAX_TRIGGER_BYTES}"
-                )
+            if not 1 <= len(trigger) <= 256:
+                raise RequestError(f"a trigger has {len(trigger)} bytes but must have 1 to 256")

@@ -45,9 +45,6 @@ class Widths(NamedTuple):
         return words + " (reference kernels)" * self.is_reference
 
 
-ALL_WIDTHS = Widths()
-
-
 @dataclass(frozen=True, slots=True)
 class WidthClasses:
     """Result of a comparison of widths."""

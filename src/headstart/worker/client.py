@@ -32,7 +32,6 @@ from headstart.worker.transport import ProcessTransport
 log = logging.getLogger(__name__)
 
 _SHUTTING_DOWN = "the server is shutting down; ask again when it is back"
-FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds before the second restart in a row, and later ones
 
 
 class WorkerClient:
@@ -248,7 +247,7 @@ class WorkerClient:
 
 def _delay(number: int) -> float:
     """Seconds before a restart after `number` consecutive failures."""
-    return min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (number - 1)) if number else 0.0
+    return min(30.0, 2.0 ** (number - 1)) if number else 0.0
 
 
 def _load_error(error: BaseException, failure: str) -> HeadstartError:

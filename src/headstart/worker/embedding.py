@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,31 +29,14 @@ from headstart.types.media import LoadedChunk
 from headstart.types.report import Counters
 from headstart.types.request import EmbeddingEvent, EmbeddingRequest, ErrorEvent, Event
 
+if TYPE_CHECKING:
+    from headstart.engine.embedding import LlamaEmbedder
+
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 1 << 21  # tokens
 FEW_TOKENS = 128  # per decode while others generate
 MANY_NUMBERS = 1 << 16  # of vectors sent at once: larger messages would block the pipe
-
-
-class EmbeddingEngine(Protocol):
-    """Computes embeddings. One thread at a time."""
-
-    vocab_size: int
-    max_tokens: int  # per text
-    max_batch_tokens: int
-    max_batch_texts: int
-    why_no_media: str  # empty: texts may have images
-
-    def embed(
-        self,
-        texts: Sequence[Sequence[int]],
-        position: int = 0,
-        *,
-        chunk: LoadedChunk | None = None,
-        is_end: bool = True,
-    ) -> list[NDArray[np.float32]]:
-        """See `LlamaEmbedder.embed`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +84,7 @@ class EmbeddingQueue:
     """Embedding requests of a worker. Owned by the engine's loop."""
 
     def __init__(
-        self, engine: EmbeddingEngine, counters: Counters, clock: Callable[[], float]
+        self, engine: LlamaEmbedder, counters: Counters, clock: Callable[[], float]
     ) -> None:
         self.engine = engine
         self._counters = counters
