@@ -29,9 +29,9 @@ from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call, make_requests
 from headstart.structures.tenants import caller_of
 from headstart.types.errors import NotSupportedError
-from headstart.types.request import Event, FinishEvent, ProgressEvent, TokenEvent
+from headstart.types.request import Event, FinishEvent, ProgressEvent, TokenEvent, TokenLogprob
 
-MAX_PARTS = 2000  # alternatives that are encoded faster than handing over to a thread takes
+MAX_PARTS = 2000  # parts of an answer that are encoded faster than handing over to a thread takes
 
 
 def new_call(http: HttpRequest, prefix: str) -> Call:
@@ -152,7 +152,7 @@ class _StreamedAnswer(StreamingResponse):
         event: Event,
     ) -> bool:
         """Send an event at once; returns False if that would block."""
-        if is_paused() or _is_long(self._dialect, [(index, event)]):
+        if is_paused() or _num_parts(self._dialect.choices[index], event) > MAX_PARTS:
             return False
         if data := _chunks(self._dialect, index, event):
             write(b"%x\r\n%b\r\n" % (len(data), data))  # uvicorn's framing of streams: chunked
@@ -170,11 +170,18 @@ async def _answer_whole(http: HttpRequest, dialect: Dialect) -> Response:
         while not events.is_over:
             for index, event in await events.take():
                 add(index, event)
-        body = await _in_thread(lambda: orjson.dumps(dialect.whole()), http.scope)
+        num_parts = sum(
+            _num_told(choice.prompt_logprobs) + _num_told(choice.logprobs) + _num_last_parts(choice)
+            for choice in dialect.choices
+        )
+        body = await _encoded(lambda: orjson.dumps(dialect.whole()), num_parts, http.scope)
         return Response(body, media_type="application/json")
 
 
-async def _in_thread(encode: Callable[[], bytes], scope: Scope) -> bytes:
+async def _encoded(encode: Callable[[], bytes], num_parts: int, scope: Scope) -> bytes:
+    """Result of `encode`, called in a thread if there are many parts."""
+    if num_parts <= MAX_PARTS:
+        return encode()
     threads = service_of(HttpRequest(scope)).answer_threads
     return await threads.run(encode, caller_of(scope).tenant)
 
@@ -190,9 +197,8 @@ async def _stream(
         try:
             taken = first
             while True:
-                encode = partial(_encode, dialect, taken)
-                is_long = _is_long(dialect, taken)
-                if data := await _in_thread(encode, scope) if is_long else encode():
+                num_parts = sum(_num_parts(dialect.choices[index], event) for index, event in taken)
+                if data := await _encoded(partial(_encode, dialect, taken), num_parts, scope):
                     yield data
                 if events.is_over:
                     break
@@ -206,17 +212,24 @@ async def _stream(
             yield dialect.encode_error(shaped(error_body(error), scope["path"]))
 
 
-def _is_long(dialect: Dialect, taken: Sequence[tuple[int, Event]]) -> bool:
-    """Whether encoding may take long: many alternatives, those of the prompt, or the end, which
-    repeats the request.
+def _num_parts(choice: Choice, event: Event) -> int:
+    """Number of parts sent for this event. Before the first event, `echo` adds the prompt's."""
+    num_before = 0 if choice.is_open else _num_told(choice.prompt_logprobs)
+    num_after = _num_last_parts(choice) if isinstance(event, FinishEvent) else 0
+    return num_before + num_alternatives(event) + num_after
+
+
+def _num_told(logprobs: Sequence[TokenLogprob]) -> int:
+    """Number of tokens and alternatives; each token has equally many."""
+    return len(logprobs) * (1 + logprobs[-1].num_alternatives) if logprobs else 0
+
+
+def _num_last_parts(choice: Choice) -> int:
+    """The final chunk repeats `logit_bias`, and may include reasoning token counts and
+    counterfactual drafts.
     """
-    num_parts = 0
-    for index, event in taken:
-        choice = dialect.choices[index]
-        if isinstance(event, FinishEvent) or (choice.prompt_logprobs and not choice.is_open):
-            return True
-        num_parts += num_alternatives(event)
-    return num_parts > MAX_PARTS
+    num_told = len(choice.request.sampling.logit_bias) + len(choice.emissions)
+    return num_told + len(choice.message.thoughts)
 
 
 def _encode(dialect: Dialect, taken: Sequence[tuple[int, Event]]) -> bytes:
