@@ -89,7 +89,6 @@ class Machine:
         """
         parts: dict[str, Callable[[], Any]] = {
             "vocab": lambda: self.vocab,
-            "vocabulary_id": lambda: None,
             "translator": lambda: None,
             "heads": lambda: self.heads,
         }

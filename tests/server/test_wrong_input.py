@@ -107,7 +107,7 @@ def test_a_value_that_can_only_mean_one_thing_is_taken_as_llama_server_takes_it(
         ("speculative", {"types": [3]}, "speculative.types is [3] but must be a list of names"),
         ("speculative", {"types": ""}, "speculative.types is '' but must be"),
         ("speculative", {"types": ["suffix", "none"]}, "none cannot stand beside others"),
-        ("speculative", {"types": ["suffix"], "type": "ngram-mod"}, "type does not exist"),
+        ("speculative", {"types": ["suffix"], "type": "ngram-mod"}, "two names of one field"),
         (
             "speculative",
             {"n_min": 5, "n_max": 2},

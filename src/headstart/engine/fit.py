@@ -115,10 +115,12 @@ class _Fitting:
             target.config.context or 512,
         )
         self.free = free()  # after libllama was started with --numa
-        train = min(self.facts.train_context, MOST_CONTEXT)
+        num_caches = target.limits.num_sequences if target.config.exact else 1
+        train = min(self.facts.train_context, MOST_CONTEXT // num_caches)
         self.is_open = target.config.context == 0
         self.config = replace(target.config, context=target.config.context or train)
         self.max_draft = target.limits.max_draft
+        self.most_snapshots = 0  # of several slots, if memory is left
         self.remarks: list[str] = []
         self.copies: Uses = {}  # checkpoints of the target's sequences
 
@@ -133,6 +135,8 @@ class _Fitting:
                 self._move_to_host()
                 uses = self.uses()
         self._refuse(uses)
+        self._add_snapshots()
+        uses = self.uses()
         left = self.free[HOST] - by_device(uses).get(HOST, Use()).total
         limits = replace(
             self.target.limits,
@@ -202,9 +206,11 @@ class _Fitting:
             if each > 0:
                 free = self.free.get(name, self.free[HOST])
                 room = min(room, max(1, (free - none.get(name, Use()).total) // 8 // each))
-        is_on_host = states.get(HOST, 0) > 0
-        self.max_draft = min(self.max_draft, self._wanted_snapshots(1 if is_on_host else room))
+        self.max_draft = min(self.max_draft, self._wanted_snapshots())
         most = min(self.max_draft, room)
+        num = limits.num_sequences
+        if num > 1 and states.get(HOST, 0) <= 0:
+            self.most_snapshots = min(8, room // 2, limits.max_draft, self.config.ubatch // num - 1)
         if most < self.max_draft:
             self.remarks.append(
                 f"drafts have at most {most} tokens: there is no memory for more than {most} "
@@ -212,18 +218,28 @@ class _Fitting:
             )
         self.max_draft = most
 
-    def _wanted_snapshots(self, room: int) -> int:
+    def _add_snapshots(self) -> None:
+        """Use what is left of a GPU's memory for snapshots of several slots, at least two.
+
+        There copies cost further passes over the model, and two snapshots are worth more
+        (`benchmarks.control_simulation --hybrids`).
+        """
+        before = self.max_draft
+        for count in range(self.most_snapshots, max(1, before), -1):
+            self.max_draft = count
+            if self._excess(self.uses()) <= 0:
+                return
+        self.max_draft = before
+
+    def _wanted_snapshots(self) -> int:
         """Default number of recurrent snapshots: as many as pay and are cheap.
 
         A snapshot of all slots may take as much memory as thousands of tokens of context, so
         snapshots take at most 1/20 of cache and compute memory, and few drafts are accepted beyond
-        8 tokens. For one slot fewer than 4 are worth less than copies of the state. For several on
-        a GPU, copies cost further passes over the model, and two are worth more
-        (`benchmarks.control_simulation --hybrids`), so half of the `room` is used.
+        8 tokens. Fewer than 4 are worth less than copies of the state
+        (`benchmarks.control_simulation --hybrids`, one slot), so then there are none.
         """
         count = _least_snapshots(self.target)
-        if self.target.limits.num_sequences > 1 and room >= 4:
-            count = max(count, min(room // 2, 8))
         most = self._without_weights(0) * 21 // 20
         for more in range(max(4, count + 1), 9):
             if self._without_weights(more) > most:

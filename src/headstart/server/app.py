@@ -122,8 +122,8 @@ async def _load(
     failure: Exception | None = None
     try:
         await service.worker.start()
-        service.model = await service.text_threads.run(load_model)
-        service.idle_since = time.monotonic()
+        model = await service.text_threads.run(load_model)
+        service.idle_since, service.model = time.monotonic(), model
     except Exception as error:  # any failure is reported by /health
         failure, service.load_failure = error, str(error)
     on_loaded(failure)
@@ -134,7 +134,8 @@ async def _unload_when_idle(service: Service) -> None:
     seconds = service.config.sleep_idle_seconds
     while seconds > 0:
         await asyncio.sleep(1)
-        if not service.num_awake and time.monotonic() - service.idle_since >= seconds:
+        is_idle = service.model is not None and not service.num_awake
+        if is_idle and time.monotonic() - service.idle_since >= seconds:
             await service.worker.sleep()
 
 

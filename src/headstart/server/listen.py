@@ -91,6 +91,9 @@ def run(server: uvicorn.Server, config: ServerConfig, announce: Callable[[str], 
     numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()  # no other may set handlers
     with ExitStack() as stack:
         listeners = [stack.enter_context(one) for one in take_ports(config)]
+        for one in listeners:
+            if one.family == socket.AF_UNIX:
+                stack.callback(Path(one.getsockname()).unlink, missing_ok=True)
         for number in numbers:  # uvicorn raises them again after its shutdown; it is no failure
             signal.signal(number, stop)
         scheme = "https" if config.ssl_cert_file else "http"
@@ -105,9 +108,10 @@ def run(server: uvicorn.Server, config: ServerConfig, announce: Callable[[str], 
 
 def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     """uvicorn's settings for the app."""
+    num_files = 1 if config.path is None else 2  # a slow reader of --path keeps its file open
     protocol: Any = partial(
         LimitedProtocol,
-        max_connections=affordable(config.max_connections),
+        max_connections=affordable(num_files * config.max_connections) // num_files,
         timeout=float(config.timeout),
     )
     return uvicorn.Config(

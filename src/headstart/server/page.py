@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -43,7 +44,7 @@ def page(app: ASGIApp, *, files: Mapping[str, Path], policy: str | None) -> ASGI
                 response = static.file_response(file, file.stat(), scope)
                 is_document = file.suffix in (".html", ".svg")
                 response.headers.update(document if is_document else common)
-                await response(scope, receive, send)
+                await GZipMiddleware(response, compresslevel=6)(scope, receive, send)
                 return
         await app(scope, receive, send)
 

@@ -38,10 +38,9 @@ class SpeculativeBody(Body):
         default=None, description="auto, fixed or off"
     )
     types: Any = Field(
-        default=None,
-        validation_alias=AliasChoices("types", "type"),
-        description="speculators in order of preference: list, or names with commas; also type",
+        default=None, description="speculators in order of preference: list, or names with commas"
     )
+    type: Any = Field(default=None, description="the same as types")
     n_max: Int | None = Field(default=None, description="most draft tokens a step; 0 for none")
     n_min: Int | None = Field(
         default=None, description="shorter drafts are dropped, but never one of n_max tokens"

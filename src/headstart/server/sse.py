@@ -37,6 +37,7 @@ class Broadcast:
         self._most_unread = most_unread
         # of each listener while its stream is referenced, and its tenant
         self._queues = WeakKeyDictionary[asyncio.Queue[Any], str]()
+        self._is_over = False
 
     @property
     def has_listeners(self) -> bool:
@@ -45,11 +46,15 @@ class Broadcast:
     def listen(self, tenant: str = "") -> asyncio.Queue[Any]:
         """Events from now on; None is the last."""
         queue = asyncio.Queue[Any](self._most_unread)
+        if self._is_over:
+            queue.put_nowait(None)
         self._queues[queue] = tenant
         return queue
 
     def tell(self, data: Any) -> None:
-        """Send an event to all listeners."""
+        """Send an event to all listeners; none after the last, which it could replace."""
+        if self._is_over:
+            return
         for queue in self._queues:
             if queue.full():
                 queue.get_nowait()
@@ -58,7 +63,7 @@ class Broadcast:
     def close(self) -> None:
         """End all streams, which would keep the server from ending."""
         self.tell(None)
-        self._queues.clear()  # so that no later event replaces this one
+        self._is_over = True
 
     def response(
         self, scope: Scope, first: Callable[[], bytes] = lambda: PING

@@ -190,7 +190,11 @@ def _stop(stop: Any) -> tuple[bytes, ...]:
 
 
 def _types(body: SpeculativeBody) -> tuple[str, ...] | None:
-    types = read_names("speculative.types", body.types)
+    if None not in (body.types, body.type) and body.types != body.type:
+        raise RequestError(
+            "speculative.types and speculative.type are two names of one field; send one of them"
+        )
+    types = read_names("speculative.types", body.type if body.types is None else body.types)
     if types and "none" in types and len(types) > 1:
         raise RequestError(
             f"speculative.types is {', '.join(types)} but none cannot stand beside others"

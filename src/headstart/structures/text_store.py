@@ -43,7 +43,13 @@ class TextStore:
             self._open(patience_seconds)
         except ValueError as error:
             damaged = f"{path.resolve()}.damaged"
-            os.replace(path.resolve(), damaged)
+            try:
+                os.replace(path.resolve(), damaged)
+            except OSError as why:
+                raise ConfigError(
+                    f"corpus file {path} is damaged ({error}) and cannot be moved to {damaged}: "
+                    f"{why.strerror}; move it away"
+                ) from why
             log.warning("corpus file %s is damaged (%s); moved it to %s", path, error, damaged)
             self._open(patience_seconds)
 
@@ -94,6 +100,8 @@ class TextStore:
         if not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             self._make_tables()
         about = self._db.execute("SELECT size, digest FROM vocabulary").fetchone()
+        if about is None:
+            raise ValueError("it names no vocabulary")
         if about != self._vocabulary:
             raise ModelError(
                 f"corpus file {self.path} was made with another vocabulary ({about[0]} tokens, the "
@@ -116,10 +124,17 @@ class TextStore:
         self._db.execute("INSERT INTO vocabulary VALUES (?, ?)", self._vocabulary)
         self._db.execute("COMMIT")
 
+    def _is_sqlite(self) -> bool:
+        """Whether the file begins as one of SQLite, whatever follows."""
+        with self.path.open("rb") as file:
+            return file.read(16) == b"SQLite format 3\0"
+
     def _refusal(self, error: sqlite3.Error) -> Exception:
         """What an error of SQLite means for the caller."""
         match getattr(error, "sqlite_errorcode", 0) & 0xFF:
             case sqlite3.SQLITE_CORRUPT:
+                return ValueError(str(error))
+            case sqlite3.SQLITE_NOTADB if self._is_sqlite():
                 return ValueError(str(error))
             case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_ERROR:  # no SQLite, or without our tables
                 return ModelError(

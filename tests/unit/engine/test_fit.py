@@ -219,6 +219,23 @@ def test_snapshots_of_several_slots_take_a_sixteenth_of_a_gpus_free_memory_at_mo
     assert most == (8 if mib <= 4 else 7 if mib == 64 else int(room) if room >= 2 else 0)
 
 
+@pytest.mark.parametrize("gpu_gib", [18.6, 19.1, 19.6, 20.0, 24.0])
+@pytest.mark.parametrize("context", [0, TRAIN])
+def test_snapshots_of_several_slots_take_what_is_left_after_context_and_layers(
+    gpu_gib: float, context: int
+) -> None:
+    found = []
+    for num_slots, max_draft in ((4, 0), (4, 32)):
+        result = fit(
+            Part(MODEL, EngineConfig(context=context), Limits(num_slots, 4, max_draft)),
+            measure=machine(is_recurrent=True, state=8 * MIB),
+            free=lambda: {"CUDA0": int(gpu_gib * GIB), HOST: 64 * GIB},
+        )
+        found.append((result.config.gpu_layers, result.config.context // 1024))
+    assert found[0][0] == found[1][0]
+    assert found[1][1] >= found[0][1] - 1  # a copy of each state
+
+
 def test_a_copy_of_each_recurrent_state_is_counted_where_drafts_are_taken_back() -> None:
     """libllama aborts where a device has no room for it."""
     without, wanted = (with_snapshots(GIB // 8, max_draft=most, num_slots=1) for most in (0, 32))
