@@ -87,7 +87,7 @@ def num_healthy_during(client, *work) -> int:
             "exceeds the available context size",
         ),
         ("/detokenize", {"tokens": [1] * 1_500_000}, "tokens holds 1500000 entries"),
-        ("/detokenize", {"tokens": ["a"]}, "must be a list of whole numbers"),
+        ("/detokenize", {"tokens": ["a"]}, "must be a whole number"),
         ("/completion", {"prompt": "a", "lora": [[]] * 400_001}, "lists and objects"),
         ("/completion", {"prompt": "a", "lora": [""] * 400_000}, "texts and keys"),
         ("/completion", {"prompt": "a"} | {f"k{i}": 1 for i in range(300)}, "fields but at most"),

@@ -292,11 +292,11 @@ class OpenAIDialect(Dialect):
 
     def usage(self) -> Chunk:
         """OpenAI's token counts; a prompt shared by several choices counts once."""
-        stats = [choice.stats for choice in self.choices]
-        num_each = len(stats) // len({id(choice.prompt) for choice in self.choices})
-        num_prompt = sum(one.num_prompt for one in stats[::num_each])
-        num_cached = sum(one.num_cached for one in stats[::num_each])
-        num_emitted = sum(one.num_emitted for one in stats)
+        # the first choice of each prompt
+        first = {id(one.prompt): one.stats for one in reversed(self.choices)}.values()
+        num_prompt = sum(one.num_prompt for one in first)
+        num_cached = sum(one.num_cached for one in first)
+        num_emitted = sum(one.stats.num_emitted for one in self.choices)
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_emitted,

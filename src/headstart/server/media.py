@@ -34,7 +34,6 @@ from headstart.types.media import MediaPart, MediaQuestion
 
 # placeholder for a file in a prompt's text; secret
 MARKER = os.environ.get("LLAMA_MEDIA_MARKER") or f"<__media_{secrets.token_hex(16)}__>"
-MOST_SECONDS = 10.0  # timeout for fetching a file
 Source = tuple[str, str]
 """A file in a body: its kind, empty if unknown before reading it, and its URL or base64."""
 B = TypeVar("B", bound=TemplateBody)
@@ -225,8 +224,8 @@ async def fetch(url: str, most_bytes: int, limit: str) -> bytes:
 
     try:
         async with (
-            asyncio.timeout(MOST_SECONDS),
-            httpx2.AsyncClient(timeout=MOST_SECONDS, trust_env=False) as client,
+            asyncio.timeout(10),
+            httpx2.AsyncClient(timeout=None, trust_env=False) as client,
         ):
             for _ in range(4):
                 parts = urlsplit(url)

@@ -327,4 +327,4 @@ class SlotBody(Body):
 class DetokenizeBody(Body):
     """POST /detokenize."""
 
-    tokens: Any = Field([], description="list of token ids")
+    tokens: Many[int] = Field([], description="list of token ids")

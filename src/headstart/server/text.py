@@ -8,9 +8,8 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.server.body import check_length, is_id
+from headstart.server.body import check_length
 from headstart.server.conversation import render_chat
-from headstart.server.errors import wrong_value
 from headstart.server.media import take_media
 from headstart.server.prompts import check_token, tokenize_mixed, tokens_text
 from headstart.server.routing import Routes, json_response
@@ -51,8 +50,6 @@ async def detokenize(http: HttpRequest, body: DetokenizeBody) -> Response:
     vocab = service.served.vocab
 
     def run() -> dict[str, Any]:
-        if not isinstance(body.tokens, list) or not all(map(is_id, body.tokens)):
-            raise wrong_value("tokens", body.tokens, "a list of whole numbers")
         check_length("tokens", body.tokens, _limit(service))
         ids = [check_token(token, vocab, "tokens") for token in body.tokens]
         return {"content": tokens_text(ids, vocab)}

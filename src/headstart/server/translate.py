@@ -117,8 +117,17 @@ def _check_told(first: Request, prompts: list[Prompt], num_choices: int) -> None
 
 def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
     """The body's speculation; `type: "none"` is llama-server's name for off."""
-    mode, types = body.mode, _types(body)
-    if types == ("none",):
+    if None not in (body.types, body.type) and body.types != body.type:
+        raise RequestError(
+            "speculative.types and speculative.type are two names of one field; send one of them"
+        )
+    names = body.type if body.types is None else body.types
+    mode, types = body.mode, read_names("speculative.types", names)
+    if types and "none" in types:
+        if len(types) > 1:
+            raise RequestError(
+                f"speculative.types is {', '.join(types)} but none cannot stand beside others"
+            )
         if mode not in (None, DraftMode.OFF):
             raise RequestError(
                 f"speculative.mode is {mode.value} but speculative.types is none; leave out one of "
@@ -127,7 +136,7 @@ def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
         mode, types = DraftMode.OFF, None
     return SpeculativeParams(
         mode=mode,
-        types=types,
+        types=None if types is None else speculators_named(types),
         n_max=body.n_max,
         n_min=body.n_min,
         p_min=body.p_min,
@@ -187,16 +196,3 @@ def _stop(stop: Any) -> tuple[bytes, ...]:
     for one in encoded:
         check_length("stop", one, 1024, "bytes")
     return encoded
-
-
-def _types(body: SpeculativeBody) -> tuple[str, ...] | None:
-    if None not in (body.types, body.type) and body.types != body.type:
-        raise RequestError(
-            "speculative.types and speculative.type are two names of one field; send one of them"
-        )
-    types = read_names("speculative.types", body.type if body.types is None else body.types)
-    if types and "none" in types and len(types) > 1:
-        raise RequestError(
-            f"speculative.types is {', '.join(types)} but none cannot stand beside others"
-        )
-    return None if types is None else speculators_named(types)
