@@ -78,23 +78,15 @@ INERT = {
 UNKNOWN_RESPONSE = "Previous response with id"
 
 
-class _Repr(reprlib.Repr):
-    """Python's notation, except null, true and false."""
-
-    def repr_NoneType(self, value: None, level: int) -> str:
-        return "null"
-
-    def repr_bool(self, value: bool, level: int) -> str:
-        return "true" if value else "false"
-
-
-_repr = _Repr()
+_repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 60
 _repr.maxlist = _repr.maxdict = 3
 
 
 def shorten(value: object) -> str:
     """Return a short form of a request's value for an error message."""
+    if value is None or isinstance(value, bool):
+        return orjson.dumps(value).decode()
     return _repr.repr(value)
 
 

@@ -186,10 +186,6 @@ class Guard:
 
 
 @cache  # a pipe can be read only once
-def _lines_of(file: str) -> list[str]:
-    return Path(file).read_text(encoding="utf-8").splitlines()
-
-
 def load_keys(config: ServerConfig) -> tuple[bytes, ...]:
     """API keys of the configuration; without any, none is required.
 
@@ -199,7 +195,7 @@ def load_keys(config: ServerConfig) -> tuple[bytes, ...]:
     keys: Sequence[str] = (config.api_key or "").split(",")
     if config.api_key_file:
         try:
-            lines = _lines_of(config.api_key_file)
+            lines = Path(config.api_key_file).read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"--api-key-file {config.api_key_file} cannot be read: {error}"

@@ -155,13 +155,7 @@ async def _fetched(url: str, config: ServerConfig, left_bytes: int) -> str | byt
             f"{shorten(url)} is not fetched; send the file as a data URL, or start with "
             "--image-urls"
         )
-    if left_bytes >= MOST_BYTES:
-        return await fetch(url, MOST_BYTES, f"{MOST_BYTES} bytes; send a smaller file")
-    limit = (
-        f"is left of the {config.max_body_mb} MiB that the files of a request may have together "
-        "(--max-body-mb); send smaller files, or fewer"
-    )
-    return await fetch(url, max(0, left_bytes), limit)
+    return await fetch(url, max(0, min(MOST_BYTES, left_bytes)))
 
 
 def _file_of(url: str, config: ServerConfig) -> bytes:
@@ -214,8 +208,8 @@ async def public_address(host: str, port: int) -> str:
     return str(addresses[0])
 
 
-async def fetch(url: str, most_bytes: int, limit: str) -> bytes:
-    """Fetch a URL; `limit` is quoted in the error for larger files.
+async def fetch(url: str, most_bytes: int) -> bytes:
+    """Fetch a URL.
 
     Raises:
         RequestError: it cannot be fetched, or is too large.
@@ -251,7 +245,11 @@ async def fetch(url: str, most_bytes: int, limit: str) -> bytes:
             async for piece in answer.aiter_raw():
                 data += piece
                 if len(data) > most_bytes:
-                    raise RequestError(f"{shorten(url)} has more than {limit}")
+                    raise RequestError(
+                        f"{shorten(url)} has more than {most_bytes} bytes, which are left of the "
+                        f"{MOST_BYTES >> 20} MiB of a file and the --max-body-mb of a request; "
+                        "send smaller files, or fewer"
+                    )
             return bytes(data)
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, TimeoutError) as error:
         words = str(error) or type(error).__name__
