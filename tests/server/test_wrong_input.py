@@ -169,7 +169,7 @@ def test_what_a_model_cannot_read_has_the_status_of_llama_server(client, worker,
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("logprobs", 999, "logprobs is 999 but must be from 0 to 258"),
+        ("logprobs", 999, "n_probs is 999 but must be from 0 to 258"),
         ("logprobs", "x", "logprobs is 'x' but must be"),
         ("n_probs", 10**5, "n_probs is 100000 but must be from 0 to 258"),
         ("response_fields", ["a/b"] * 20_000, "but must have at most 64 items, not 20000"),

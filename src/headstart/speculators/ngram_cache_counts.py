@@ -189,7 +189,7 @@ class NgramCounts:
             raise ModelError(
                 f"lookup cache {path} cannot be read: {reason}; name another file"
             ) from error
-        if len(data) % 4:
+        if not data or len(data) % 4:
             raise ModelError(
                 f"lookup cache {path} is damaged: {len(data)} bytes are not a whole number of "
                 "int32; delete it or rebuild it"
@@ -217,10 +217,8 @@ class NgramCounts:
         if num_pairs < 1 or end > len(numbers):
             raise damaged(f"a record claims {num_pairs} successors")
         size = ngram.index(_ABSENT) if _ABSENT in ngram else MAX_NGRAM
-        if any(token != _ABSENT for token in ngram[size:]):
+        if not size or any(token != _ABSENT for token in ngram[size:]):
             raise damaged(f"{ngram} is not an n-gram")
-        if not size:  # followed by what an older Headstart notes of the vocabulary
-            return end
         pairs = numbers[start:end]
         for token in (*ngram[:size], *pairs[0::2]):
             if not 0 <= token < vocab_size:
