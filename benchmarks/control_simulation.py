@@ -132,7 +132,6 @@ def hybrids(tokens: int, seed: int) -> Iterator[Line]:
         run.copy_ms = COPY_SHARE * run.cost(1)
         autos = {str(number): run.auto_with(number).speed for number in SNAPSHOTS}
         autos["copies"] = run.auto_with(0).speed
-        run.has_snapshots = True
         fixed = max(run.fixed(length).speed for length in FIXED_LENGTHS[:6])
         speeds = {"off": run.off().speed, "fixed": fixed, **autos}
         yield Line(f"{curve} {workload} {num_slots}", "", speeds, tuple(autos))

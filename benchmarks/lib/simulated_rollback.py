@@ -52,7 +52,7 @@ class HybridSimulation(Simulation):
         controller.learn_copy(self.copy_ms)
         copies = AutoCopies(self, controller)
         score = self.run(copies.lengths, copies.after)
-        self.again = ()
+        self.again, self.has_snapshots = (), True
         return score
 
 

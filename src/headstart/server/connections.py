@@ -219,14 +219,16 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 @cache
-def affordable(wanted: int) -> int:
-    """Connections that the limit on open files allows, after raising it as far as permitted."""
+def affordable(wanted: int, num_files: int = 1) -> int:
+    """Connections of so many files each that the limit on open files allows, after raising it as
+    far as permitted.
+    """
     others = 64  # other open files: models, pipes, the log
-    needed = wanted + others
+    needed = num_files * wanted + others
     files = allow_files(needed)
     if files is None or files >= needed:
         return wanted
-    left = max(16, files - others)
+    left = max(16, (files - others) // num_files)
     log.warning(
         "this process may open %d files, so it accepts %d connections instead of %d; allow %d "
         "(ulimit -n)",

@@ -111,7 +111,7 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     num_files = 1 if config.path is None else 2  # a slow reader of --path keeps its file open
     protocol: Any = partial(
         LimitedProtocol,
-        max_connections=affordable(num_files * config.max_connections) // num_files,
+        max_connections=affordable(config.max_connections, num_files),
         timeout=float(config.timeout),
     )
     return uvicorn.Config(
