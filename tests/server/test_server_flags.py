@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import sys
@@ -44,13 +45,20 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def test_it_listens_on_several_addresses_and_a_unix_socket(tmp_path: Path):
+def test_it_listens_on_several_addresses_and_a_unix_socket(tmp_path: Path, monkeypatch):
     path = tmp_path / "h.sock"
     stale = socket.socket(socket.AF_UNIX)
     stale.bind(str(path))  # nobody listens: what a killed server leaves behind
     stale.close()
     announced = threading.Event()
     config = ServerConfig(host=f"127.0.0.1,{path}", port=0)
+    servers = list[uvicorn.Server]()
+
+    def note(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
+        servers.append(server)
+        asyncio.run(server.serve(sockets=sockets))
+
+    monkeypatch.setattr(uvicorn.Server, "run", note)
     worker = FakeWorker()
     thread = threading.Thread(
         target=serve,
@@ -61,6 +69,9 @@ def test_it_listens_on_several_addresses_and_a_unix_socket(tmp_path: Path):
     assert announced.wait(20)
     with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path))) as client:
         assert client.get("http://headstart/v1/models").json()["data"][0]["id"] == "tiny"
+    servers[0].should_exit = True
+    thread.join(20)
+    assert not path.exists()
 
 
 def test_a_port_of_a_unix_socket_in_use_is_refused(tmp_path: Path):

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,12 +16,14 @@ from starlette.responses import StreamingResponse
 from tests.harness import Model, make_requests, make_scheduler
 from tests.server.fake_worker import HOLD, INFO, FakeWorker, say
 from tests.server.server_process import Server, until
-from tests.server.serving import error_of, serving, text_of
+from tests.server.serving import error_of, served_model, serving, text_of
 from tests.thread_transport import ThreadTransport
 
-from headstart.server import conversation, kept_streams
+from headstart.config import ServerConfig
+from headstart.server import app, conversation, kept_streams
 from headstart.server.conversation import render_chat
 from headstart.server.kept_streams import PIECE_BYTES, KeptStream, KeptStreams
+from headstart.server.service import Service
 from headstart.types.errors import CapacityError, ModelError
 from headstart.types.request import FinishEvent
 from headstart.worker.client import WorkerClient
@@ -125,6 +128,24 @@ async def test_a_worker_with_a_request_does_not_sleep() -> None:
     await worker.close()
     with pytest.raises(CapacityError):
         worker.submit(make_requests(1)[0], lambda event: None)
+
+
+async def test_a_model_that_takes_long_to_load_is_not_unloaded_before_it_is_used(monkeypatch):
+    service, slept = Service(ServerConfig(sleep_idle_seconds=1), FakeWorker()), list[float]()
+
+    async def sleep() -> None:
+        slept.append(time.monotonic() - service.idle_since)
+
+    monkeypatch.setattr(service.worker, "sleep", sleep, raising=False)
+    looking = asyncio.create_task(app._unload_when_idle(service))
+    await asyncio.sleep(1.5)  # a look, while it loads
+    assert not slept
+    service.idle_since, service.model = time.monotonic(), served_model()
+    async with asyncio.timeout(20):
+        while not slept:
+            await asyncio.sleep(0.1)
+    looking.cancel()
+    assert min(slept) >= 1
 
 
 CHAT = "/v1/chat/completions"

@@ -54,6 +54,9 @@ def test_a_file_cut_anywhere_is_moved_aside(tmp_path: Path) -> None:
         path.write_bytes(whole[:size])
         assert read_texts(path) == []
         assert (tmp_path / "corpus.damaged").read_bytes() == whole[:size]
+    for place in (16, 21, 100):  # what SQLite says of the file and its first page
+        path.write_bytes(whole[:place] + b"\xff" + whole[place + 1 :])
+        assert read_texts(path) == []
     path.write_bytes(b"")  # it was killed before anything was written
     assert read_texts(path) == []
 
