@@ -44,7 +44,8 @@ class Replica:
     why_not: str = ""  # why it is unhealthy, if a poll failed
     is_draining: bool = False
     reported: Load = field(default_factory=Load)  # by the replica, last, for all its clients
-    num_reported_own: int = 0  # requests of this balancer in that report
+    num_reported_own: int = 0  # requests of this balancer in that report, at most
+    most_flights: int = 0  # at one time since that report
     started_at: str | None = None  # as reported; None before the first report
     flights: set[Flight] = field(default_factory=set)
     prices: Prices = field(default_factory=Prices)
@@ -84,8 +85,10 @@ class Replica:
         if self.started_at and started_at and self.started_at != started_at:
             self.prefixes = Prefixes()
         self.started_at = started_at
-        self.reported, self.num_reported_own = reported, len(self.flights)
-        self.why_not = ""
+        # a report is a little old: requests that have ended since may be in it, and taken for
+        # others' they would send conversations to a replica that does not know them
+        self.reported, self.num_reported_own = reported, self.most_flights
+        self.most_flights, self.why_not = len(self.flights), ""
 
     def lose(self, reason: str) -> None:
         """Send it nothing until it answers a poll again."""
@@ -157,6 +160,7 @@ class Fleet:
         num_unread = self._num_unread(replica, asked)
         flight = Flight(replica, asked, replica.load().num_running, num_unread)
         replica.flights.add(flight)
+        replica.most_flights = max(replica.most_flights, len(replica.flights))
         replica.num_sent += 1
         replica.prefixes.add(asked.blocks)
         self._remember(asked.conversation, (replica.name, 0.0, 0, 0))

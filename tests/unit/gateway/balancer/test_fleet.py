@@ -126,6 +126,18 @@ def test_what_was_sent_since_the_last_report_counts_and_is_not_counted_twice():
     assert replica.load().num_running + replica.load().num_waiting == 2
 
 
+def test_requests_that_ended_while_a_report_was_made_are_not_taken_for_others():
+    fleet = make_fleet(1)
+    replica = fleet.replicas["r0"]
+    for flight in [fleet.start(replica, chat("question")) for _ in range(3)]:
+        fleet.finish(flight, None)
+    late = Load(num_slots=2, num_running=2, num_waiting=1)
+    replica.hear(late)
+    assert replica.load().num_running + replica.load().num_waiting == 0
+    replica.hear(late)  # by now they are another router's
+    assert replica.load().num_running + replica.load().num_waiting == 3
+
+
 def test_a_replica_is_full_when_all_are():
     fleet = make_fleet(2)
     fleet.replicas["r0"].hear(Load(num_slots=1, num_running=1, num_waiting=8))
