@@ -108,7 +108,7 @@ class AutoModel(Learner):
         plan, milliseconds = self.begin(slots), 0.0
         if self.has_texts:
             self.offer_texts(slots)
-        if self.controller.may_ask_model_now("model"):
+        if not self.controller.begin_model_step("model"):
             milliseconds = self.ask(slots)
         choice = self.assign_rows(milliseconds)
         drafts = zip(slots, plan.answers, choice.lengths, strict=True)

@@ -86,10 +86,12 @@ def test_every_speculator_has_its_line() -> None:
 
 def test_every_reason_for_no_draft_has_its_line() -> None:
     folders = [ROOT / "src/headstart" / name for name in ("scheduler", "speculators")]
-    code = "\n".join(p.read_text("utf-8") for folder in folders for p in folder.glob("*.py"))
+    files = [file for folder in folders for file in folder.glob("*.py")]
+    files.append(ROOT / "src/headstart/control/model_planner.py")
+    code = "\n".join(file.read_text("utf-8") for file in files)
     said = (
         r'(?:reason=|(?:reason|bound) = (?:[^"\n]*, )?|reason\)? or |'
-        r'(?:miss|drop|drop_drafts)\([^"\n]*|(?:RESTING|FAILED|BELOW_BREAK_EVEN) = )'
+        r'(?:miss|drop|drop_drafts)\([^"\n]*|(?:FAILED|BELOW_BREAK_EVEN|CLOSED|REFUSED) = )'
     )
     reasons = set(re.findall(rf'\b{said}"(\w.+?)"', code))
     assert {

@@ -10,7 +10,7 @@ parts, in milliseconds and tokens:
 
 One step:
 
-    controller.may_ask_now(...), may_ask_model_now(...)   which speculators are asked
+    controller.may_ask_now(...), begin_model_step(...)    which speculators are asked
     controller.survival(...), best(...)                   the value of a draft
     controller.grant(slots, step)                         how far draft models draft
     controller.assign_rows(plan)                          how many tokens of each draft are verified
@@ -52,7 +52,7 @@ class Controller:
         self.learn_costs = self._cost.calibrate
         self.learn_copy = self._budget.observe_copy
         self.learn_draft_costs = self._model_planner.calibrate
-        self.may_ask_model_now = self._model_planner.may_ask_now
+        self.begin_model_step = self._model_planner.begin_step
         self.grant = self._model_planner.grant
 
     def may_ask_now(self, speculator: str, num_slots: int) -> bool:

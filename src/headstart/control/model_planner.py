@@ -30,6 +30,7 @@ from headstart.control.values import WEIGHT, AskedAnswer, DraftCall, Step, with_
 from headstart.types import Rows
 
 LENGTHS = np.array((1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
+CLOSED, REFUSED = "resting: its drafts lost time", "resting: not expected to pay"
 REST = 3  # most steps for which a model that was often refused is not planned
 
 
@@ -78,6 +79,9 @@ class ModelDraftPlanner:
                     auto.append(slot)
             if not auto:
                 continue
+            if self.drafters[name].probes.is_closed:
+                for slot in auto:
+                    slot.reason = CLOSED
             tables = self._calibration.tables
             num_labels = tables[name].num_labels + tables[with_gap(name)].num_labels
             if num_labels < WEIGHT:  # until then it does not catch up on every prompt
@@ -111,8 +115,8 @@ class ModelDraftPlanner:
                     for one in (name, with_gap(name)):
                         self.drafters[one].history.skip(slot.number)
 
-    def may_ask_now(self, speculator: str) -> bool:
-        """Whether to plan for it in this step; call it once per step."""
+    def begin_step(self, speculator: str) -> str:
+        """Save up for probes, once per step; returns why it is not planned now, "" if it is."""
         drafter = self.drafters[speculator]
         probes, gapped = drafter.probes, self.drafters[with_gap(speculator)].probes
         probes.accrue()
@@ -121,9 +125,9 @@ class ModelDraftPlanner:
         if probes.is_closed and gapped.is_closed:
             rests = probes.savings < probes.goal
         if probes.reading is not None or not rests:
-            return True
+            return ""
         drafter.rest = max(0, drafter.rest - 1)
-        return False
+        return CLOSED if probes.is_closed else REFUSED
 
     def observe(self, call: DraftCall, plain: float, saved_ms: float) -> None:
         """Update cost and draft-length statistics from one call.
@@ -201,11 +205,10 @@ class ModelDraftPlanner:
         each.
         """
         nothing = list[AskedAnswer](), 0, 0.0, 0.0
-        if not slots or step.max_draft_rows < 1:
-            return nothing
         name = with_gap(speculator) if can_skip else speculator
         state, cost = self.drafters[name], self.drafters[speculator].cost
-        if state.probes.is_closed:
+        state.gain = 0.0
+        if not slots or step.max_draft_rows < 1 or state.probes.is_closed:
             return nothing
         # rows that are decoded again have passes of their own
         base = step.num_slots if step.rows is Rows.EQUAL else step.num_base_rows

@@ -22,13 +22,7 @@ from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.model_drafting import ask_models
 from headstart.scheduler.offers import GRAMMAR, Candidate, askable, candidate, consider
 from headstart.scheduler.sequence import Sequence
-from headstart.scheduler.step import (
-    BELOW_BREAK_EVEN,
-    RESTING,
-    SequencePlan,
-    StepPlan,
-    StepRecord,
-)
+from headstart.scheduler.step import BELOW_BREAK_EVEN, SequencePlan, StepPlan, StepRecord
 from headstart.speculators import NOT_IMPORTED
 from headstart.structures.checkpoints import Data
 from headstart.types import NO_DRAFT, Draft, DraftRequest, Engine, Rows
@@ -85,15 +79,15 @@ class Drafting:
         answers = limit_drafts(plan, engine)
         # padding may help: a wider step can take less time
         can_pad = engine.padding_sequence is not None and not plan.prompts
-        may_ask, control = set[str](), self.controller
+        may_ask, resting, control = set[str](), dict[str, str](), self.controller
         if answers:
             may_ask = {s.name for s in self._texts if control.may_ask_now(s.name, len(answers))}
-            may_ask |= {s.name for s in self._models if control.may_ask_model_now(s.name)}
+            resting = {s.name: control.begin_model_step(s.name) for s in self._models}
         # of fixed lengths, or forced
         always = (one.sequence.policy.is_fixed or one.sequence.legality for one in answers)
-        if not may_ask and not any(always):
+        if not may_ask and all(resting.values()) and not any(always):
             for answer in answers:
-                answer.reasons |= {model.name: RESTING for model in self._models}
+                answer.reasons |= resting
             if can_pad and len(plan.answers) > 1:
                 self._describe_step(plan, engine, can_pad=can_pad)
                 control.assign_rows(plan)
@@ -103,7 +97,7 @@ class Drafting:
         self._ask_texts(plan, answers, may_ask)
         asked = self._clock()
         if self._models:
-            ask_models(self._models, may_ask, control, plan, answers)
+            ask_models(self._models, resting, control, plan, answers)
         resumed = self._clock()
         control.assign_rows(plan)
         for answer in plan.answers:

@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from headstart.control.controller import Controller
 from headstart.control.values import AskedAnswer, DraftCall
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
 from headstart.scheduler.offers import GRAMMAR, askable, consider
-from headstart.scheduler.step import BELOW_BREAK_EVEN, RESTING, SequencePlan, StepPlan
+from headstart.scheduler.step import BELOW_BREAK_EVEN, SequencePlan, StepPlan
 from headstart.types import NO_DRAFT, DraftRequest
 
 
 def ask_models(
     models: Sequence[GuardedSpeculator],
-    may_ask: Collection[str],
+    resting: Mapping[str, str],
     controller: Controller,
     plan: StepPlan,
     answers: list[SequencePlan],
 ) -> None:
     """Let models draft where control expects it to pay; at most one per answer.
 
-    may_ask: those that control asks in this step; lengths set by hand are always honoured.
+    resting: by model, why control does not ask it in this step, "" if it does; lengths set by hand
+    are always honoured.
     """
     asked = dict[str, list[AskedAnswer]]()
     for model in models:
         slots = asked[model.name] = list[AskedAnswer]()
+        reason = resting[model.name]
         for answer in askable(answers, model, {}):
-            if model.name in may_ask or answer.sequence.policy.is_fixed:
+            if not reason or answer.sequence.policy.is_fixed:
                 slots.append(_asked(answer, model))
             else:
-                answer.reasons[model.name] = RESTING
+                answer.reasons[model.name] = reason
     if not any(asked.values()):
         return
     assert plan.step is not None

@@ -17,7 +17,6 @@ from headstart.types.errors import HeadstartError
 from headstart.types.request import RequestStats, TokenLogprob
 
 BELOW_BREAK_EVEN = "below break-even"
-RESTING = "resting: its drafts did not pay"
 
 
 @dataclass(slots=True)

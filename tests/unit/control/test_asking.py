@@ -108,7 +108,7 @@ def test_a_model_that_does_not_pay_is_planned_for_in_every_fourth_step() -> None
     controller.learn_draft_costs("model", 5.0 * SLOW, SLOW)
     planned = 0
     for _ in range(300):
-        if not controller.may_ask_model_now("model"):
+        if controller.begin_model_step("model"):
             continue
         planned += 1
         (allowance,) = grant(controller, {"model": [model_slot(1, 16, catch_up=500)]}, STEP)[

@@ -13,6 +13,7 @@ from benchmarks.lib.steps import SlotDraft, allowed, decode, grant, model_call, 
 
 from headstart.control import AskedAnswer, Controller, Step
 from headstart.control.forecast import LIMITS, DraftHistory, Profile, forecast
+from headstart.control.model_planner import CLOSED, REFUSED
 from headstart.control.state import encode, restore
 
 STEP, SLOT = Step(1, 1, 100), model_slot(1, 16)
@@ -61,6 +62,20 @@ def test_a_good_model_may_draft_and_a_bad_or_dear_one_may_not() -> None:
     assert prices(dear)["balance"] < 0.0 < prices(good)["balance"]
 
 
+def test_a_resting_model_says_whether_its_drafts_lost_time_or_its_plans_were_refused() -> None:
+    refused, lost = learned((0, 1)), learned((4, 4))
+    lost._model_planner.drafters["model"].probes.settle(-100.0)
+    for controller, resting, planned in ((refused, REFUSED, ""), (lost, CLOSED, CLOSED)):
+        reasons = set[str]()
+        for _ in range(20):
+            if reason := controller.begin_model_step("model"):
+                reasons.add(reason)
+            else:
+                assert granted(controller, model_slot(1, 16)).reason == planned
+        assert reasons == {resting}
+    assert prices(lost)["expected_gain"] == 0.0
+
+
 def test_an_unsure_model_is_stopped_where_it_costs_more_than_it_earns() -> None:
     """Right when sure, wrong when not, and sure half of the time: a limit spares the other half's
     rounds.
@@ -100,8 +115,10 @@ def test_lengths_set_by_hand_pass_through() -> None:
 
 
 def test_no_room_means_no_draft() -> None:
-    full = Step(1, 1, 100, max_rows=1)
-    assert granted(learned((4, 4)), SLOT, full).num_granted == 0
+    full, controller = Step(1, 1, 100, max_rows=1), learned((4, 4))
+    assert granted(controller, SLOT).num_granted > 0
+    assert granted(controller, SLOT, full).num_granted == 0
+    assert prices(controller)["expected_gain"] == 0.0  # not that of the plan before
     assert grant(learned((4, 4)), {"model": []}, STEP)["model"] == []
 
 
@@ -166,7 +183,7 @@ def test_a_probe_is_told_from_a_draft_that_is_expected_to_pay() -> None:
         controller = learned(labels)
         allowance = SLOT
         while not allowance.num_granted:
-            controller.may_ask_model_now("model")
+            controller.begin_model_step("model")
             allowance = granted(controller, SLOT)
         assert allowance.is_probe == is_probe
 
@@ -202,7 +219,7 @@ def two_models(*, round_ms: dict[str, float], num_right: dict[str, int]) -> Cont
 
 def lengths(controller: Controller, slot: AskedAnswer, order: tuple[str, ...]) -> dict[str, int]:
     for name in order:
-        controller.may_ask_model_now(name)  # accrues the budget for probes
+        controller.begin_model_step(name)  # accrues the budget for probes
     planned = grant(controller, {name: [slot] for name in order}, STEP)
     return {name: allowance.num_granted for name, (allowance,) in planned.items()}
 

@@ -54,7 +54,7 @@ def answer(
         recent = min(unread, READ_A_CALL) if can_skip else None
         catch_up = prompt + at if gap else unread
         allowance = model_slot(seq_id, 16, catch_up, num_left=ANSWER - at, recent=recent)
-        if controller.may_ask_model_now("model"):
+        if not controller.begin_model_step("model"):
             (allowance,) = grant(controller, {"model": [allowance]}, STEP)["model"]
         matched = 0
         if allowance.num_granted:
@@ -202,7 +202,7 @@ def test_a_model_that_lost_its_credit_and_became_good_drafts_again_in_the_same_r
         call = model_call([allowed(3, skips=can_skip)], [[0.9] * 3], 9.0 * PLAIN_MS)
         ran(controller, call, STEP, 0)
     for step in range(2000):
-        if not controller.may_ask_model_now("model"):
+        if controller.begin_model_step("model"):
             continue
         (allowance,) = grant(controller, {"model": [slot]}, STEP)["model"]
         if length := allowance.num_granted:
@@ -222,7 +222,7 @@ def test_a_model_slower_than_its_price_costs_a_small_share_of_the_time(times, wa
     for number in range(num_steps // ANSWER):
         controller.begin(number, "")
         for _ in range(ANSWER):
-            if not controller.may_ask_model_now("model"):
+            if controller.begin_model_step("model"):
                 continue
             (allowance,) = grant(controller, {"model": [model_slot(number, 16)]}, STEP)["model"]
             if length := allowance.num_granted:
@@ -244,7 +244,7 @@ def test_a_model_that_fails_again_and_again_costs_a_small_share_of_the_time(catc
         slot = model_slot(number, 16, 600, recent=200 if can_skip else None)
         for _ in range(100):
             num_steps += 1
-            if not controller.may_ask_model_now("model"):
+            if controller.begin_model_step("model"):
                 continue
             (allowance,) = grant(controller, {"model": [slot]}, STEP)["model"]
             if allowance.num_granted:

@@ -33,6 +33,7 @@ from tests.planted import fail_at
 
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
+from headstart.control.model_planner import REFUSED
 from headstart.scheduler.step import StepPlan
 from headstart.server.answer_numbers import timings
 from headstart.types import CacheKind, Draft, DraftMode, DraftRequest
@@ -176,11 +177,11 @@ def test_a_resting_model_drafts_for_a_length_set_by_hand_and_not_for_those_besid
     engine, requests = Model(), make_requests(2)
     requests[0] = replace(requests[0], speculative=SpeculativeParams(mode=mode))
     model, control = Oracle(engine, requests), Controller()
-    model.is_model, control.may_ask_model_now = True, lambda speculator: False
+    model.is_model, control.begin_model_step = True, lambda speculator: REFUSED
     scheduler = make_scheduler(engine, [model], AUTO, control)
     first, auto = (one.by_speculator["oracle"] for one in stats_of(run(scheduler, requests)))
     assert (first.num_calls > 0) == (mode is DraftMode.FIXED)
-    assert auto.num_calls == 0 < auto.reasons["resting: its drafts did not pay"]
+    assert auto.num_calls == 0 < auto.reasons[REFUSED]
     assert not set(auto.reasons) & {"below break-even", "tried on another slot first"}
 
 

@@ -143,7 +143,8 @@ export const words = {
   reasons: {
     "below break-even": "ein Entwurf hätte mehr Zeit gekostet, als er voraussichtlich gespart hätte",
     "no match": "nichts Früheres, in diesem Text oder in anderen, glich dieser Stelle",
-    "resting: its drafts did not pay": "er wird erst nach einer Weile wieder gefragt, weil seine Entwürfe sich nicht gelohnt haben",
+    "resting: its drafts lost time": "er wird erst nach einer Weile wieder gefragt, weil seine Entwürfe Zeit gekostet haben",
+    "resting: not expected to pay": "er wird erst nach einigen Schritten wieder erwogen, weil sich seine Entwürfe voraussichtlich nicht lohnten",
     "tried on another slot first": "es ist neu und entwirft nur für einen Slot zugleich, bis sein Wert bekannt ist",
     "outbid": "vom Entwurf eines anderen Spekulators war mehr zu erwarten",
     "off": "der Server wurde ohne Spekulation gestartet",

@@ -142,7 +142,8 @@ export const words = {
   reasons: /** @type {Record<string, string>} */ ({
     "below break-even": "a draft would have cost more time than it was expected to save",
     "no match": "nothing earlier in the text, or in texts before, looked like this place",
-    "resting: its drafts did not pay": "it is asked again after a while, because its drafts did not pay",
+    "resting: its drafts lost time": "it is asked again after a while, because its drafts lost time",
+    "resting: not expected to pay": "it is considered again after a few steps, because its drafts were not expected to pay",
     "tried on another slot first": "it is new, and drafts for one slot at a time until its worth is known",
     "outbid": "another speculator's draft was expected to be accepted further",
     "off": "the server was started with speculation off",
