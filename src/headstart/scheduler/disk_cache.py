@@ -132,19 +132,26 @@ class DiskCache:
         return True
 
     def erase(self, namespace: str, tokens: array[int]) -> None:
-        """Remove the files of a text, except for a prefix that others share. They are no longer
-        found from now on; files not listed or not written yet are removed as soon as they are.
+        """Remove the files of a text and of its beginnings, except for a prefix that others share.
+        They are no longer found from now on; files not listed or not written yet are removed as
+        soon as they are.
         """
         known = self._forget(namespace, tokens)
         self._writer.submit(lambda: [*map(self._drop, known + self._forget(namespace, tokens))])
 
     def _forget(self, namespace: str, tokens: array[int]) -> list[StoredFile]:
-        """Remove the files of a text from the index, except for a prefix that others share."""
-        chain, length = self.index.find(namespace, tokens)
+        """Remove the files of a text's beginnings from the index, except those that others share."""
+        beginnings, found = [(root_of(namespace), 0)], list[StoredFile]()
+        for parent, start in beginnings:
+            for length, (key, file) in self.index.matches(parent, start, tokens).items():
+                if length == file.length:
+                    beginnings.append((key, length))
+                    found.append(file)
         gone = list[StoredFile]()
-        while length == len(tokens) and chain and self.index.is_end(chain[-1]):
-            gone.append(chain.pop())
-            self.index.remove(gone[-1])
+        for file in reversed(found):
+            if self.index.is_end(file):
+                self.index.remove(file)
+                gone.append(file)
         return gone
 
     def load(

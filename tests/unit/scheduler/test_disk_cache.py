@@ -256,17 +256,31 @@ def test_files_of_others_are_left_alone(folder: Path) -> None:
     assert not (own / "half.123.tmp").exists()
 
 
-def test_an_erased_slot_is_erased_on_the_disk(folder: Path) -> None:
-    scheduler = started(folder)
-    ask(scheduler, conversation(3))
+@pytest.mark.parametrize("is_whole", [False, True], ids=["blocks", "whole texts"])
+@pytest.mark.parametrize("is_continued", [False, True])
+def test_an_erased_slot_is_erased_on_the_disk(folder, *, is_continued: bool, is_whole: bool):
+    scheduler, asked = started(folder), conversation(3)
+    scheduler.engine.has_blocks = not is_whole
+    (first,) = run(scheduler, [asked]).values()
     assert scheduler.cache.offloading.write_next()
     settled(scheduler.cache.offloading.disk)
     assert texts(folder) == 3
+    if is_continued:  # the later turn is not written yet
+        ask(scheduler, replace(asked, prompt=[*asked.prompt, *first.tokens, *range(20)]))
     (held,) = (cells.seq_id for cells in scheduler.cells if cells.length)
     scheduler.act_on_slot(SlotAction("x", "erase", held))
     scheduler.step()
     settled(scheduler.cache.offloading.disk)
     assert texts(folder) == 2
+
+
+def test_what_others_share_with_an_erased_text_stays_on_the_disk(tmp_path: Path) -> None:
+    served(tmp_path, *map(with_system_prompt, range(3)))
+    disk = cache(tmp_path)
+    disk.erase("", packed(with_system_prompt(0, 1).prompt + [1]))
+    disk.erase("", packed(with_system_prompt(4).prompt))
+    disk.erase("", packed(with_system_prompt(1, 1).prompt[:128]))
+    assert len(files(settled(disk)._folder)) == 3 + 3 * 2
 
 
 def test_only_their_owner_can_read_them(folder: Path) -> None:
