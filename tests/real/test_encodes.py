@@ -122,22 +122,20 @@ def test_an_image_whose_encoding_failed_is_encoded_for_the_next_who_asks(files, 
     scheduler = open_scheduler(files)
     asked = ask(scheduler, "a", BYTES[:9], picture(1), BYTES, max_tokens=1)
     with monkeypatch.context() as patch:
-        patch.setattr(LlamaChunk, "encode", FAILING)
+        patch.setattr(LlamaChunk, "encode", Mock(side_effect=EngineError("out of memory")))
         assert play(scheduler, [asked])["a"].error
     assert not play(scheduler, [asked])["a"].error
 
 
-def test_one_tenants_images_that_cannot_be_encoded_restart_no_engine(files: Models, monkeypatch):
+@pytest.mark.parametrize("error", [EngineError("out of memory"), MemoryError(), RuntimeError("x")])
+def test_one_tenants_images_that_cannot_be_encoded_restart_no_engine(files, monkeypatch, error):
     scheduler = open_scheduler(files)
-    monkeypatch.setattr(LlamaChunk, "encode", FAILING)
+    monkeypatch.setattr(LlamaChunk, "encode", Mock(side_effect=error))
     asked = (ask(scheduler, f"{i}", [], picture(i), BYTES, max_tokens=1) for i in range(4))
     submit_all(scheduler, asked)
     assert not any(scheduler.num_failed_decodes for _ in steps(scheduler))
     failed = [one for one in scheduler.take_events() if isinstance(one, ErrorEvent)]
-    assert len(failed) == 4
-
-
-FAILING = Mock(side_effect=EngineError("out of memory"))
+    assert [type(one.error) for one in failed] == [EngineError] * 4
 
 
 def test_an_image_has_no_more_and_no_fewer_tokens_than_it_may(tmp_path: Path) -> None:

@@ -96,7 +96,12 @@ class LlamaChunk:
         Raises:
             EngineError: they could not be computed.
         """
-        return self._begun().result()
+        try:
+            return self._begun().result()
+        except EngineError:
+            raise
+        except Exception as error:  # no memory, or no thread
+            raise EngineError(f"a file could not be encoded: {in_words(error)}") from error
 
     def rows(
         self, seq_id: int, start: int, position: int, offset: int, ids: Sequence[int]
