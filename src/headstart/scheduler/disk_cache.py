@@ -140,7 +140,7 @@ class DiskCache:
         self._writer.submit(lambda: [*map(self._drop, known + self._forget(namespace, tokens))])
 
     def _forget(self, namespace: str, tokens: array[int]) -> list[StoredFile]:
-        """Remove the files of a text's beginnings from the index, except those that others share."""
+        """Remove files of a text and its beginnings from the index, except what others share."""
         beginnings, found = [(root_of(namespace), 0)], list[StoredFile]()
         for parent, start in beginnings:
             for length, (key, file) in self.index.matches(parent, start, tokens).items():

@@ -277,7 +277,7 @@ def test_an_erased_slot_is_erased_on_the_disk(folder, *, is_continued: bool, is_
 def test_what_others_share_with_an_erased_text_stays_on_the_disk(tmp_path: Path) -> None:
     served(tmp_path, *map(with_system_prompt, range(3)))
     disk = cache(tmp_path)
-    disk.erase("", packed(with_system_prompt(0, 1).prompt + [1]))
+    disk.erase("", packed([*with_system_prompt(0, 1).prompt, 1]))
     disk.erase("", packed(with_system_prompt(4).prompt))
     disk.erase("", packed(with_system_prompt(1, 1).prompt[:128]))
     assert len(files(settled(disk)._folder)) == 3 + 3 * 2
