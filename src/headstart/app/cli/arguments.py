@@ -160,6 +160,8 @@ class Arguments:
 
 PREFIX = "HEADSTART_"
 LLAMA_SERVERS = "LLAMA_ARG_"
+# no settings: two are for any command, the others for a router's children, examples and tests
+RESERVED = frozenset(PREFIX + name for name in ("CACHE", "CONFIG", "ROUTER", "URL", "VOCABS"))
 # variables, with their values, of a service whose name begins with ours
 _KUBERNETES = re.compile(PREFIX + r"(\w+_)?(SERVICE_(HOST|PORT)(_\w+)?=|PORT_\d+_\w+=|PORT=\w+://)")
 
@@ -233,9 +235,7 @@ def check_environment(environment: Mapping[str, str], settings: Sequence[Setting
     # imported here: commands parse their flags with this module
     from headstart.app.cli.main import COMMANDS, find_command
 
-    # no settings: two are for any command, the others for a router's children, examples and tests
-    known = {PREFIX + name for name in ("CACHE", "CONFIG", "ROUTER", "URL", "VOCABS")}
-    known |= owners(settings).keys()
+    known = RESERVED | owners(settings).keys()
     unread = {name for name in _given(environment) if name.startswith((PREFIX, LLAMA_SERVERS))}
     if not (unread := unread - known):
         return None

@@ -67,8 +67,10 @@ class BenchOptions:
     quick: bool = option(
         False, "one user, edit and chat, one fixed length, unless set; a minute or two"
     )
-    url: str | None = option(
-        None, "measure this server of OpenAI's API, and nothing else; --api-key is its key"
+    server_url: str | None = option(
+        None,
+        "measure this server of OpenAI's API, and nothing else; --api-key is its key",
+        "--url",
     )
     against: str | None = option(
         None,
@@ -95,9 +97,9 @@ def run(resolved: Resolved) -> int:
     most_users = max(cell.users for cell in cells)
     with TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
-        if options.url is not None:
+        if options.server_url is not None:
             server = None
-            clients = open_url(options.url, str(resolved.values["api_key"] or ""))
+            clients = open_url(options.server_url, str(resolved.values["api_key"] or ""))
         else:
             server = open_server(resolved, most_users, folder, stack)
             arms = {OFF: {"speculative": {"mode": "off"}}, **settings, AUTO: {}}

@@ -38,8 +38,8 @@ class RpcWorkerOptions:
     threads: int | None = option(
         None, "CPU threads; default: physical cores", least=1, words={"-1": None}
     )
-    cache: str | None = option(
-        None, "folder for weights, so that they are not sent again at the next start"
+    tensor_cache: str | None = option(
+        None, "folder for weights, so that they are not sent again at the next start", "--cache"
     )
 
 
@@ -73,12 +73,13 @@ def run(resolved: Resolved) -> int:
         ) from error
     if warning := why_exposed(host):
         log.warning("%s", warning)
-    if options.cache:
-        os.makedirs(options.cache, exist_ok=True)
+    if options.tensor_cache:
+        os.makedirs(options.tensor_cache, exist_ok=True)
     threading.Thread(target=_notice_lost_engines, daemon=True).start()
     names = ", ".join(f"{one.name} ({one.description})" for one in devices)
     log.info("RPC worker on %s:%d: %s; one engine at a time", address, port, names)
-    backend.serve(address, port, devices, options.threads or default_threads(), options.cache)
+    num_threads = options.threads or default_threads()
+    backend.serve(address, port, devices, num_threads, options.tensor_cache)
     return 1
 
 

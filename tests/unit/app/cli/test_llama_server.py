@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from headstart.app.cli import llama_server
-from headstart.app.cli.arguments import check_environment
+from headstart.app.cli.arguments import RESERVED, check_environment
 from headstart.app.cli.command import PageRequested
-from headstart.app.cli.main import find_command
+from headstart.app.cli.main import COMMANDS, find_command
 from headstart.app.cli.resolve import Resolved
 from headstart.app.cli.serve import COMMAND
 from headstart.app.cli.settings import Setting, all_settings
@@ -251,6 +251,12 @@ def test_an_unknown_name_of_ours_is_refused_with_the_closest(name: str, says: st
 def test_names_of_other_commands_and_of_tools_are_fine(settings: list[Setting]) -> None:
     names = ("CACHE", "CONFIG", "URL", "VOCABS", "PROMPT", "TOP_K", "HOST", "SPEC_SUFFIX_FILE")
     assert check({f"HEADSTART_{name}": "1" for name in names}, settings=settings) is None
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_name_of_ours_that_is_no_setting_sets_nothing(command: str) -> None:
+    variables = {name for one in find_command(command).settings() for name in one.variables}
+    assert not variables & RESERVED
 
 
 @pytest.mark.parametrize("service", ["HEADSTART", "HEADSTART_HEAD_SVC"])
