@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 TEXT = frozenset(("string",))
 TYPES = {
@@ -54,10 +55,18 @@ def parts_of(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]
 
 
 def referenced(reference: str, root: Mapping[str, Any]) -> Any:
-    """The schema under a reference within `root`; None if there is none."""
+    """The schema under a reference within `root`, a JSON pointer as a URI fragment; None if there
+    is none.
+
+    Source: RFC 6901, section 6
+    """
     schema: Any = root
-    for key in filter(None, reference.removeprefix("#").split("/")):
-        schema = schema.get(key) if isinstance(schema, Mapping) else None
+    for key in filter(None, unquote(reference.removeprefix("#")).split("/")):
+        name = key.replace("~1", "/").replace("~0", "~")
+        try:
+            schema = schema[int(name) if isinstance(schema, list) else name]
+        except (LookupError, TypeError, ValueError):
+            return None
     return schema
 
 

@@ -9,6 +9,7 @@ from tests.unit.text.toolcalls.test_constraint import accepts, rules, tools_of, 
 from tests.unit.text.toolcalls.test_llama_server_parses import FAMILIES
 from tests.unit.text.toolcalls.test_parser import read
 
+from headstart.text.toolcalls.argument_types import types_of
 from headstart.text.toolcalls.find import find_format
 from headstart.text.toolcalls.json_text import python_value
 
@@ -79,3 +80,26 @@ def test_elements_are_read_as_what_the_schema_names():
     template, text = written("MiniMax-M3", ("f", arguments), tools=tools)
     *_, call = read(find_format(template), [text], tools=tools).calls
     assert json.loads(call.arguments) == arguments
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "#/definitions/Record%3Cstring%2Cunknown%3E",
+        "#/definitions/a~1b",
+        "#/definitions/a~01b",
+        "#/anyOf/1",
+        "#/%61nyOf/1/allOf/0",
+    ],
+)
+def test_a_reference_is_a_pointer_as_part_of_an_address(reference):
+    number = {"type": "number"}
+    names = ("Record<string,unknown>", "a/b", "a~1b")
+    root = {"definitions": dict.fromkeys(names, number), "anyOf": [{}, {"allOf": [number]}]}
+    assert types_of({"$ref": reference}, root) == {"number"}
+
+
+@pytest.mark.parametrize("place", ["anyOf/1", "anyOf/-", "anyOf/" + "1" * 5000, "type/0", "none/0"])
+def test_a_reference_to_nothing_names_no_type(place):
+    root = {"anyOf": [{"type": "string"}], "type": "object"}
+    assert types_of({"$ref": f"#/{place}"}, root) == set()
