@@ -144,7 +144,7 @@ class ValueRules(ABC):
         some = f"{item} {more}{{{max(0, least - 1)},{upper}}}"
         if most == 0:
             return '""'
-        return some if least else f"({some})?"
+        return some if least > 0 else f"({some})?"
 
     def named(self, name: str, body: str) -> str:
         """Add a separate rule; returns its name. `name` may be followed by attributes."""

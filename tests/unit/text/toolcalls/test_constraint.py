@@ -350,3 +350,11 @@ def test_arguments_between_markers_may_refer_to_definitions():
     text = "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"
     assert accepts(constraint, text.format(7))
     assert not accepts(constraint, text.format("x"))
+
+
+def test_a_list_of_at_least_fewer_than_none_may_be_empty():
+    names = {"type": "array", "items": {"type": "integer"}, "minItems": -1}
+    tools = tools_of({"type": "object", "properties": {"a": names}, "required": ["a"]})
+    constraint = rules(tools).required(calls_of("google-gemma-4-31B-it"))
+    assert accepts(constraint, "<|tool_call>call:f{a:[]}<tool_call|>")
+    assert accepts(constraint, "<|tool_call>call:f{a:[1,2]}<tool_call|>")
