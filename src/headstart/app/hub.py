@@ -7,6 +7,7 @@ next try. Drafters in the same repository are downloaded too, and removed with t
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
 import os
@@ -105,7 +106,8 @@ class Hub:
             repo = folder.name.removeprefix("models--").replace("--", "/", 1)
             snapshot = self.snapshot(repo)
             for file in sorted(snapshot.rglob("*.gguf")) if snapshot else ():
-                if quant := quant_of_model(file.relative_to(snapshot or folder).as_posix()):
+                quant = quant_of_model(file.relative_to(snapshot or folder).as_posix())
+                if quant and file.is_file():
                     found.setdefault(f"{repo}:{quant}", file)
         return found
 
@@ -173,7 +175,7 @@ class Hub:
         for file in all_parts(first.name):  # some may never have come
             path = first.parent / file
             blob = path.resolve()
-            for link in list((folder / "snapshots").rglob(path.name)):
+            for link in list((folder / "snapshots").rglob(glob.escape(path.name))):
                 if link.resolve() == blob:
                     link.unlink()
             if blob.is_relative_to(folder.resolve()):

@@ -101,6 +101,22 @@ def test_a_download_tells_how_far_it_is_and_a_removed_model_is_gone(store: Hub, 
         store.remove(NAME)
 
 
+def test_a_model_with_brackets_in_its_name_can_be_removed(store: Hub, hub: FakeHub) -> None:
+    hub.add("org/model", "model[1]-F16.gguf", "model-Q8_0.gguf")
+    download(store, NAME)
+    download(store, "org/model:Q8_0")
+    store.remove(NAME)
+    assert list(store.cached_models()) == ["org/model:Q8_0"]
+    (link,) = store.folder("org/model").rglob("*.gguf")
+    assert link.name == "model-Q8_0.gguf"
+
+
+def test_a_link_to_a_file_that_is_gone_is_no_model(store: Hub, hub: FakeHub) -> None:
+    download(store, NAME)
+    store.cached_models()[NAME].resolve().unlink()
+    assert not store.cached_models()
+
+
 def test_a_model_whose_download_was_interrupted_can_be_removed(store: Hub, hub: FakeHub) -> None:
     download(store, "org/model:Q8_0")
     (second,) = store.folder("org/model").rglob(PARTS[1])
