@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from headstart.extras.distill.model import LanguageModel, Shape
+from headstart.types.errors import ModelError
 from training import tokenizer
 from training.batches import Rows, load
 from training.induction import SHAPES, add_induction
@@ -164,7 +165,7 @@ def parse_arguments() -> argparse.Namespace:
             SHAPES[args.model],
             **{name: value for name, value in given.items() if value is not None},
         )
-    except ValueError as error:
+    except ModelError as error:
         parser.error(str(error))
     return args
 

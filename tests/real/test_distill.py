@@ -35,7 +35,7 @@ from headstart.config import (
 from headstart.engine.model import Model
 from headstart.extras.distill import command, trial
 from headstart.extras.distill.acceptance import DraftRule, walk
-from headstart.extras.distill.candidates import draft_model
+from headstart.extras.distill.candidates import draft_files, draft_model
 from headstart.extras.distill.edit import CARD, begin, cut, finish
 from headstart.extras.distill.prices import StepPrices
 from headstart.extras.distill.proof import Interval
@@ -43,7 +43,7 @@ from headstart.extras.distill.recorder import TextRecorder
 from headstart.extras.distill.texts import TRAINING, RecordedText, purge, read_texts
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.structures.model_id import ModelId
-from headstart.types.errors import EngineError
+from headstart.types.errors import ConfigError, EngineError, ModelError
 from headstart.types.request import ErrorEvent, Request
 from headstart.types.sampling_params import SamplingParams
 
@@ -135,6 +135,22 @@ def test_two_draft_models_of_one_name_are_not_taken_for_one(folder: Path, tmp_pa
     file.write_bytes(path(DRAFT).read_bytes())
     assert distill("measure", "--texts", folder, "--drafts", f"{path(DRAFT)},{file}") == 1
     assert "have one name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["off", "suffix", "a, b"])
+def test_a_draft_model_whose_name_has_another_meaning_is_refused(tmp_path, name: str) -> None:
+    file = tmp_path / f"{name}.gguf"
+    file.touch()
+    with pytest.raises(ConfigError, match="rename the file"):
+        draft_files([], file)
+
+
+def test_heads_that_do_not_divide_are_an_error_of_the_model() -> None:
+    pytest.importorskip("torch", reason="training needs the extra train")
+    from headstart.extras.distill.model import Shape
+
+    with pytest.raises(ModelError, match="num_kv_heads must divide num_heads"):
+        Shape(16, 8, 1, num_heads=4, num_kv_heads=3, ff_width=8)
 
 
 def test_an_interrupted_training_goes_on(folder: Path, tmp_path: Path) -> None:

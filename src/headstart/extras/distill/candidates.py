@@ -18,6 +18,7 @@ from headstart.engine.context import LlamaEngine
 from headstart.engine.drafters import DRAFT_MODEL, read_drafter
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.model import Model
+from headstart.extras.bench.comparison import OFF
 from headstart.extras.distill.acceptance import Outcomes, replay
 from headstart.extras.distill.texts import RecordedText
 from headstart.sampling.sampler import Sampler
@@ -91,12 +92,17 @@ def draft_files(named: Sequence[str], draft: Path | None) -> list[Path]:
     """The draft models to compare, each once; the report calls them by their files' names.
 
     Raises:
-        ConfigError: a file is missing, or two have one name.
+        ConfigError: a file is missing, or its name means something else in the report.
     """
     found: dict[str, Path] = {}
     for path in [*([] if draft is None else [draft]), *map(Path, named)]:
         if not path.is_file():
             raise ConfigError(f"--drafts names {path}, which is no file")
+        if path.stem in (OFF, SUFFIX) or ", " in path.stem:
+            raise ConfigError(
+                f"{path}: in the report {OFF} is no draft, {SUFFIX} are copies and a comma is "
+                "between two drafters; rename the file"
+            )
         if not path.samefile(other := found.setdefault(path.stem, path)):
             raise ConfigError(f"{path} and {other} have one name in the report; rename one")
     return list(found.values())

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headstart.types.errors import ModelError
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -33,7 +35,7 @@ class Shape:
 
     def __post_init__(self) -> None:
         if self.width % self.num_heads * (not self.key_size) or self.num_heads % self.num_kv_heads:
-            raise ValueError(
+            raise ModelError(
                 f"{self}: num_heads must divide width, num_kv_heads must divide num_heads"
             )
 
