@@ -175,6 +175,20 @@ async def test_too_many_jobs_are_refused_and_abandoned_ones_not_begun():
     threads.close()
 
 
+async def test_a_pool_outlives_a_time_in_which_no_thread_can_be_made(monkeypatch):
+    def no_room(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads = Threads("test", 1, 6)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_room)
+        for _ in range(3):
+            with pytest.raises(CapacityError, match=r"can't start new thread.*try again later"):
+                await threads.run(lambda: pytest.fail("it was refused"))
+    assert await asyncio.wait_for(threads.run(lambda: "read"), 10) == "read"
+    threads.close()
+
+
 @pytest.mark.parametrize("source", [ENDLESS, CALLS_ITSELF])
 def test_a_template_that_does_not_end_stops_the_start_with_a_message(monkeypatch, source):
     monkeypatch.setattr("headstart.text.chat_template.PROBE_SECONDS", 0.5)

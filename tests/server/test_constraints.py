@@ -167,7 +167,7 @@ def test_flags_give_the_form_as_text_or_file(tmp_path):
         (SamplingConfig(json_schema=TEXT), schema),
         (SamplingConfig(json_schema_file=str(tmp_path / "s")), schema),
     ):
-        assert request_defaults(config, {}).constraint == expected
+        assert request_defaults(config, {}, 256).constraint == expected
     for config, reason in (
         (SamplingConfig(grammar_file=str(tmp_path / "none")), "cannot be read"),
         (SamplingConfig(json_schema="{"), "not valid JSON"),

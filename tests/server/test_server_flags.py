@@ -83,6 +83,15 @@ def test_a_port_of_a_unix_socket_in_use_is_refused(tmp_path: Path):
             serve(ServerConfig(host=str(path)), FakeWorker(), served_model, print, ())
 
 
+def test_a_unix_socket_is_removed_if_another_address_cannot_be_taken(tmp_path: Path):
+    path = tmp_path / "h.sock"
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        config = ServerConfig(host=f"{path},127.0.0.1", port=other.getsockname()[1])
+        with pytest.raises(ConfigError, match="cannot listen on 127"):
+            serve(config, FakeWorker(), served_model, print, ())
+    assert not path.exists()
+
+
 @pytest.mark.parametrize(
     ("config", "says"),
     [
@@ -105,7 +114,7 @@ def test_flags_beat_the_models_recommendation_beats_the_defaults():
             numbers={"temperature": 0.1}, seed=5, predict=7, reverse_prompt=r"User:\n",
             logit_bias="5+1.5,6-inf", dry_sequence_breaker=r"\t",
         ),
-        metadata,
+        metadata, 256,
     )  # fmt: skip
     sampling = defaults.sampling
     assert (sampling.temperature, sampling.top_k, sampling.min_p) == (0.1, 20, 0.05)
@@ -125,7 +134,15 @@ def test_flags_beat_the_models_recommendation_beats_the_defaults():
 )
 def test_a_sampling_flag_out_of_range_is_refused(config, says):
     with pytest.raises(ConfigError, match=says):
-        request_defaults(SamplingConfig(**config), {})
+        request_defaults(SamplingConfig(**config), {}, 256)
+
+
+def test_a_bias_of_a_token_that_the_model_lacks_is_left_out_with_a_warning(caplog):
+    config = SamplingConfig(logit_bias="255+1,256-inf,70000+1")
+    assert request_defaults(config, {}, 256).sampling.logit_bias == {255: 1.0}
+    (warning,) = caplog.messages
+    assert "256, 70000" in warning
+    assert "0 to 255" in warning
 
 
 def test_a_request_gets_the_servers_defaults_where_it_says_nothing():
@@ -134,6 +151,7 @@ def test_a_request_gets_the_servers_defaults_where_it_says_nothing():
             numbers={"temperature": 0.1, "top_k": -5}, seed=5, predict=7, reverse_prompt="END"
         ),
         {},
+        256,
     )
     worker = FakeWorker()
     with serving(worker, model=served_model(defaults=defaults)) as client:

@@ -270,7 +270,7 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         config=config,
         pair_template=model.rerank_template,
         pair_marks=vocab.pair_marks,
-        defaults=request_defaults(config.sampling, model.metadata()),
+        defaults=request_defaults(config.sampling, model.metadata(), vocab.size),
     )
     found = served.answer_format
     said = f"as {found.calls.name}" if found.calls else f"none, {found.why_no_calls}"

@@ -90,8 +90,9 @@ def run(server: uvicorn.Server, config: ServerConfig, announce: Callable[[str], 
     is_main = threading.current_thread() is threading.main_thread()
     numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()  # no other may set handlers
     with ExitStack() as stack:
-        listeners = [stack.enter_context(one) for one in take_ports(config)]
-        for one in listeners:
+        listeners = list[socket.socket]()
+        for one in take_ports(config):
+            listeners.append(stack.enter_context(one))
             if one.family == socket.AF_UNIX:
                 stack.callback(Path(one.getsockname()).unlink, missing_ok=True)
         for number in numbers:  # uvicorn raises them again after its shutdown; it is no failure

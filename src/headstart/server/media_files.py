@@ -157,7 +157,11 @@ def _check_flac(data: bytes) -> None:
     if not is_first or size != 34 or len(data) < 42:
         raise IndexError
     facts = int.from_bytes(data[18:26])
-    _check_length(facts & ((1 << 36) - 1), facts >> 44)
+    if not (num_samples := facts & ((1 << 36) - 1)):  # as encoders write into a pipe
+        raise RequestError(
+            "a FLAC file does not state its length; encode it into a file, not into a pipe"
+        )
+    _check_length(num_samples, facts >> 44)
 
 
 def _mp3(data: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import re
 import secrets
@@ -26,8 +27,12 @@ from headstart.types.sampling_params import (
     SamplingParams,
 )
 
+log = logging.getLogger(__name__)
 
-def request_defaults(config: SamplingConfig, metadata: Mapping[str, str]) -> RequestDefaults:
+
+def request_defaults(
+    config: SamplingConfig, metadata: Mapping[str, str], vocab_size: int
+) -> RequestDefaults:
     """Join flags and the model's metadata.
 
     Raises:
@@ -41,7 +46,7 @@ def request_defaults(config: SamplingConfig, metadata: Mapping[str, str]) -> Req
     if config.sampler_seq is not None:
         values["samplers"] = _sampler_letters(config.sampler_seq)
     if config.logit_bias is not None:
-        values["logit_bias"] = _flag_logit_bias(config.logit_bias)
+        values["logit_bias"] = _flag_logit_bias(config.logit_bias, vocab_size)
     if config.dry_sequence_breaker is not None:
         lines = _lines(config.dry_sequence_breaker, escape=config.escape)
         values["dry_sequence_breakers"] = tuple(line for line in lines if line != "none")
@@ -164,7 +169,8 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\([nrt'\"\\])", lambda match: meanings[match[1]], text)
 
 
-def _flag_logit_bias(text: str) -> LogitBias:
+def _flag_logit_bias(text: str, vocab_size: int) -> LogitBias:
+    """Read the flag; ids that are not in the vocabulary have no effect, as in llama-server."""
     biases: dict[int, float] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,9})([+-])([0-9.eE+-]+|inf)\s*", part)
@@ -175,7 +181,13 @@ def _flag_logit_bias(text: str) -> LogitBias:
             raise ConfigError(
                 f"--logit-bias is {part!r} but must be as 15043+1, 15043-1 or 15043-inf"
             ) from None
-    return LogitBias(biases)
+    if unknown := [str(token) for token in biases if token >= vocab_size]:
+        log.warning(
+            "--logit-bias: no effect for %s: the model's tokens are 0 to %d",
+            ", ".join(unknown),
+            vocab_size - 1,
+        )
+    return LogitBias({token: bias for token, bias in biases.items() if token < vocab_size})
 
 
 def _read_logit_bias(value: Any, vocab: Vocab) -> LogitBias:

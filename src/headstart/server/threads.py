@@ -101,12 +101,18 @@ class Threads:
                 "room for another tenant; try again later"
             )
             surplus.future.set_exception(QuotaError("reading", words))
+        if self._num_started < min(self._num_threads + 1, num_pending + 1):
+            self._start_thread()
         self._waiting.put(job.tenant, job)
         self._changed.notify()
-        if self._num_started < min(self._num_threads + 1, num_pending + 1):
-            self._num_started += 1
-            name = f"headstart-{self._name}-{self._num_started}"
+
+    def _start_thread(self) -> None:
+        name = f"headstart-{self._name}-{self._num_started + 1}"
+        try:
             threading.Thread(target=self._work, name=name, daemon=True).start()
+        except RuntimeError as error:  # the system has no room for one
+            raise CapacityError(f"{error}; try again later") from error
+        self._num_started += 1
 
     def close(self) -> None:
         """Start no more jobs; running and queued ones fail with the shutdown error."""

@@ -136,7 +136,8 @@ def run_loop(
         if scheduler.embeddings:
             tell(scheduler.embeddings.step(is_alone=not scheduler.has_work))
         if scheduler.media and scheduler.media.has_work:
-            tell([*scheduler.media.answers(0.0 if has_work else WAIT_SECONDS)])
+            is_busy = has_work or (scheduler.embeddings and scheduler.embeddings.has_work)
+            tell([*scheduler.media.answers(0.0 if is_busy else WAIT_SECONDS)])
         # consecutive: a context that fails several times may stay broken
         if scheduler.num_failed_decodes >= 3:
             raise EngineError(

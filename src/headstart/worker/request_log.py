@@ -88,7 +88,7 @@ def _speculation(stats: RequestStats) -> str:
 
 
 def _of_one(name: str, stats: SpeculationStats, *, with_reasons: bool) -> str:
-    """One speculator's part of the log line, with reasons if it is the only one."""
+    """One speculator's part of the log line, with reasons if it is one of several."""
     what = f"{name} no drafts"
     if num_drafts := stats.num_drafts:
         what = (

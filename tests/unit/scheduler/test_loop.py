@@ -13,13 +13,21 @@ from functools import partial
 import pytest
 from tests.harness import Model, make_requests, make_scheduler
 from tests.planted import noted
+from tests.unit.scheduler.test_embedding import FakeEmbedder
 from tests.unit.scheduler.test_transport import hang, refuse
 
-from headstart.scheduler.scheduler import Scheduler
+from headstart.scheduler.scheduler import WAIT_SECONDS, Scheduler
 from headstart.scheduler.warm_up import WarmUp
 from headstart.types.report import WorkerReport
-from headstart.types.request import Event, FinishEvent, ProgressEvent, Request
+from headstart.types.request import (
+    EmbeddingRequest,
+    Event,
+    FinishEvent,
+    ProgressEvent,
+    Request,
+)
 from headstart.worker import transport as transport_module
+from headstart.worker.embedding import EmbeddingQueue
 from headstart.worker.loop import SAVE_SECONDS, run_loop
 from headstart.worker.pipes import Command, Said
 from headstart.worker.transport import QUIET_SECONDS, STOP_SECONDS, ProcessTransport
@@ -87,6 +95,28 @@ def test_a_report_is_sent_at_the_end_of_an_answer_and_not_with_each_piece_of_its
     assert at_the_start == 0
     *_, end = events_of(said[at_the_end:])
     assert isinstance(end, FinishEvent)
+
+
+def test_texts_are_embedded_without_pauses_while_a_file_is_read() -> None:
+    class Reading:
+        """A file that is read all the time."""
+
+        has_work = True
+
+        def answers(self, seconds: float) -> list[Event]:
+            waits.append(seconds)
+            return []
+
+    scheduler, said, waits = make_scheduler(Model()), list[Said](), list[float]()
+    scheduler.media = Reading()
+    scheduler.embeddings = EmbeddingQueue(FakeEmbedder(), scheduler.counters, lambda: 0.0)
+    commands: list[Command] = [EmbeddingRequest("r", ((1,) * 8,) * 5)]
+
+    def receive(seconds: float | None) -> Sequence[Command]:
+        return [commands.pop()] if commands else [None] * any(map(events_of, [said]))
+
+    run_loop(scheduler, receive, said.append, lambda: 0.0)
+    assert waits == [0.0] * 4 + [WAIT_SECONDS]
 
 
 @pytest.mark.parametrize("num_tokens", [5, 300], ids=["idle", "busy"])

@@ -71,12 +71,13 @@ class Forward:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         http = HttpRequest(scope, receive)
-        path, names_model = scope["path"], bool(http.query_params.get("model"))
+        path = scope["path"]
+        is_own = http.method != "POST" and not http.query_params.get("model")
         await http.body()  # what comes behind it is a disconnect
-        if path == "/props" and not names_model:
+        if path == "/props" and is_own:
             await json_response(self._own.props())(scope, receive, send)
             return
-        if path == "/metrics" and not names_model:
+        if path == "/metrics" and is_own:
             metrics = Response(render(self._pool), media_type="text/plain; version=0.0.4")
             await metrics(scope, receive, send)
             return

@@ -112,12 +112,13 @@ async def test_an_answer_that_is_no_stream_is_passed_on_and_not_kept() -> None:
         assert (await routed.client.get("/v1/stream?conv_id=c")).status_code == 404
 
 
-async def test_a_post_goes_to_the_model_that_its_body_names() -> None:
+@pytest.mark.parametrize("path", ["/v1/completions", "/props", "/metrics"])
+async def test_a_post_goes_to_the_model_that_its_body_names(path) -> None:
     async with router("a", preset("b", aliases=("bee",))) as routed:
-        answer = await routed.client.post("/v1/completions?x=1", json=PROMPT | {"model": "bee"})
+        answer = await routed.client.post(f"{path}?x=1", json=PROMPT | {"model": "bee"})
         said = answer.json()
         assert loaded(routed.pool) == {"b"}
-    assert (said["path"], said["query"], said["key"]) == ("/v1/completions", "x=1", "Bearer inner")
+    assert (said["path"], said["query"], said["key"]) == (path, "x=1", "Bearer inner")
     assert json.loads(said["body"]) == PROMPT | {"model": "bee"}
 
 
