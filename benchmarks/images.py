@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
-from itertools import pairwise
+from itertools import pairwise, repeat
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -113,7 +113,9 @@ def measured(
     answers: list[Answer] = []
     for temperature in (0.0, 1.0):
         fields: Mapping[str, Any] = {"temperature": temperature, "max_tokens": 200}
-        answers += client.ask_all(asked, users=2, tenant=f"{front} {temperature}", **fields)
+        answers += client.ask_all(
+            asked, users=2, tenants=repeat(f"{front} {temperature}"), **fields
+        )
 
     def total(name: str) -> int:
         return sum(answer.timings.get(name, 0) for answer in answers)

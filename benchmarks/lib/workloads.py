@@ -33,9 +33,10 @@ class Prompt(NamedTuple):
 
 
 def make_prompts(workload: str, count: int, seed: int) -> list[Prompt]:
-    """The first `count` prompts of a workload; another seed gives others."""
+    """The first `count` prompts of a workload, none twice; another seed gives others."""
     if workload in WORKLOADS:
-        return [Prompt(text_of(q), q.max_tokens) for q in make_questions(workload, count, seed)]
+        questions = make_questions(workload, 2 * count, seed)
+        return list(dict.fromkeys(Prompt(text_of(q), q.max_tokens) for q in questions))[:count]
     random = Random(f"{workload}-{seed}")
     prompts: list[Prompt] = []
     while len(prompts) < count:

@@ -10,8 +10,7 @@ number of accepted tokens. The source with the largest sum is used. The current 
 candidate, so that a long copy survives common passages; once its match has the maximum length, no
 other place is considered.
 
-Past texts are visible to their namespace only; those of the public namespace to all. An earlier
-answer to the same prompt is not copied: a repeated request drafts as the first did.
+Past texts are visible to their namespace only; those of the public namespace to all.
 
 Sources: Oliaro et al. 2024, "SuffixDecoding", https://arxiv.org/abs/2411.04975; escape
 probabilities of PPM (Cleary and Witten 1984).
@@ -19,12 +18,9 @@ probabilities of PPM (Cleary and Witten 1984).
 
 from __future__ import annotations
 
-from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from hashlib import blake2b
 from itertools import accumulate, takewhile
 from operator import itemgetter, mul
 from pathlib import Path
@@ -34,17 +30,13 @@ from headstart.config import option
 from headstart.speculators.base import register
 from headstart.speculators.base_texts import MIN_SHARE, TextSpeculator, agreeing_scores
 from headstart.speculators.suffix_alignment import Alignment
-from headstart.structures.corpus import MAX_MATCH, SIZES, KeptText, SuffixCorpus
+from headstart.structures.corpus import MAX_MATCH, SIZES, SuffixCorpus
 from headstart.structures.prefix import common_prefix_length
 from headstart.structures.suffix_index import SLICE, Place, SuffixIndex
 from headstart.structures.text_store import TextStore
 from headstart.text.vocabulary.variants import variants
 from headstart.types import NO_DRAFT, Draft, DraftRequest, Vocab
 from headstart.types.errors import ConfigError
-
-_Prompt = tuple[str, bytes]
-"""Namespace and digest of a prompt."""
-
 
 _Copy = tuple[float, SuffixIndex, Place, list[int], Sequence[float]]
 """Expected accepted tokens; source: index, (match length, position); tokens, and the conditional
@@ -55,10 +47,10 @@ probability of each.
 class _AlignedText(SuffixIndex):
     """A text, and its position in the one that it copies."""
 
-    __slots__ = ("alignment", "prompt")
+    __slots__ = ("alignment", "namespace")
 
-    def __init__(self, text: Sequence[int], alignment: Alignment, prompt: _Prompt) -> None:
-        self.alignment, self.prompt = alignment, prompt
+    def __init__(self, text: Sequence[int], alignment: Alignment, namespace: str) -> None:
+        self.alignment, self.namespace = alignment, namespace
         super().__init__(SIZES, MAX_MATCH, text=text)
 
     def extend(self, new: Sequence[int]) -> None:
@@ -102,8 +94,6 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
         super().__init__(options)
         options = self.options
         self._variants = None if vocab is None else partial(variants, vocab)
-        # last answer to a prompt
-        self._answers: OrderedDict[_Prompt, KeptText] = OrderedDict()
         store = None
         if options.file:
             assert vocab is not None
@@ -111,9 +101,7 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
         self.corpus = SuffixCorpus(options.corpus_tokens, store)
 
     def history_of(self, text: Sequence[int], namespace: str) -> _AlignedText:
-        # The last token is already the answer's first.
-        digest = blake2b(array("i", text[:-1]).tobytes(), digest_size=16).digest()
-        return _AlignedText(text, Alignment(self._variants), (namespace, digest))
+        return _AlignedText(text, Alignment(self._variants), namespace)
 
     def draft_for(self, history: _AlignedText, request: DraftRequest) -> Draft:
         alignment = history.alignment
@@ -138,14 +126,10 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
     ) -> _Copy | None:
         """The most valuable copy, over all texts visible to this sequence."""
         alignment, best = history.alignment, None
-        answer = self._answers.get(history.prompt)
-        known = self.corpus.where(answer) if answer is not None else None
         for index in indexes:
             places = index.find(history.tokens, 3)  # that vote on the next token
             if len(places) > 1:
                 places.sort(reverse=True)  # longest match first, then newest first
-            if known is not None and known[0] is index:
-                places = [place for place in places if place[1] not in known[1]]
             if alignment.index is index:
                 here = alignment.place(places[0][0] if places else 0)
                 if here is not None:
@@ -194,14 +178,8 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
         if text is None:
             return
         text.alignment.stop()  # it may copy itself; only the collector frees such a cycle, and late
-        if not self.options.corpus_tokens:
-            return
-        answer = self.corpus.add(text.tokens, text.prompt[0], is_private=is_private)
-        if answer is not None:
-            self._answers[text.prompt] = answer
-            self._answers.move_to_end(text.prompt)
-            if len(self._answers) > 4096:
-                self._answers.popitem(last=False)
+        if self.options.corpus_tokens:
+            self.corpus.add(text.tokens, text.namespace, is_private=is_private)
 
     def close(self) -> None:
         self.corpus.close()

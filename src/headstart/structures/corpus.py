@@ -39,19 +39,10 @@ def _marks(text: array[int]) -> list[int]:
     return marks
 
 
-KeptText = tuple[bytes, int, int]
-"""A text: its namespace, and its start and end among all tokens ever added. It holds no index,
-which would keep a large one alive after it was replaced.
-"""
-
-
 class _NamespaceTexts:
     """The texts of one namespace, oldest first."""
 
-    def __init__(self, num_before: int) -> None:
-        """`num_before` is at least the number of tokens ever held by this namespace."""
-        # number of the index's first token, counted over all tokens ever held
-        self.num_before = num_before
+    def __init__(self) -> None:
         self.index = SuffixIndex(SIZES, MAX_MATCH, 0)
         self._next: SuffixIndex | None = None  # replaces `index` once complete
         self._next_start = 0  # its start in `index`
@@ -119,7 +110,6 @@ class _NamespaceTexts:
         if start + num_tokens >= len(index):
             self.index, self._next, dropped = self._next, None, self._next_start
             self.index.floor = index.floor - dropped
-            self.num_before += dropped
             self.texts = deque((at - dropped, marks, row) for at, marks, row in self.texts)
         return True
 
@@ -140,7 +130,6 @@ class SuffixCorpus:
         self._texts: dict[bytes, _NamespaceTexts] = {}
         self._sizes = list[tuple[int, bytes]]()  # tokens and namespace, the largest last
         self.unfinished: dict[bytes, None] = {}  # with unlinked tokens, the next first
-        self._num_added = 0  # total tokens ever added
         self.num_tokens = self.num_texts = self.num_bytes = 0  # over all namespaces
         self._store: TextStore | None = None
         if store is not None:
@@ -162,22 +151,20 @@ class SuffixCorpus:
         while self.unfinished:
             self.go_on(self._capacity)
 
-    def add(
-        self, tokens: Sequence[int], namespace: str = "", *, is_private: bool = False
-    ) -> KeptText | None:
-        """Add a text, writing it to the file unless private; returns None if it was known."""
+    def add(self, tokens: Sequence[int], namespace: str = "", *, is_private: bool = False) -> bool:
+        """Add a text, writing it to the file unless private; returns False if it was known."""
         text = array("i", tokens)[max(0, len(tokens) - self._capacity + 1) :]
         return self._add(_key_of(namespace), text, is_private=is_private)
 
     def _add(
         self, key: bytes, text: array[int], row: int | None = None, *, is_private: bool = False
-    ) -> KeptText | None:
+    ) -> bool:
         """Add a text, which may already have a row in the file."""
         marks = _marks(text)
-        texts = self._texts.get(key) or _NamespaceTexts(self._num_added)
+        texts = self._texts.get(key) or _NamespaceTexts()
         part, mark = texts.unknown_part(text, marks)
         if not part:
-            return None
+            return False
         if row is None and not is_private and self._store is not None:
             try:
                 row = self._store.add(key, part)
@@ -186,12 +173,9 @@ class SuffixCorpus:
         self._texts[key] = texts
         with self._counted(key):
             texts.add(part, [*marks, mark], row)
-        before = texts.num_before
-        kept = key, before + texts.texts[-1][0], before + len(texts.index)
         self.unfinished[key] = None
-        self._num_added += len(part) + 1
         self._make_room()
-        return kept
+        return True
 
     def go_on(self, num_tokens: int = SLICE) -> None:
         """Link some of the added tokens, one namespace after another, and make room. Call it in
@@ -249,14 +233,6 @@ class SuffixCorpus:
         """The indexes that a namespace may see: its own, then the public one."""
         texts, keys = self._texts, dict.fromkeys((_key_of(namespace), _key_of("")))
         return [texts[key].index for key in keys if key in texts]
-
-    def where(self, text: KeptText) -> tuple[SuffixIndex, range] | None:
-        """The index that holds a text, and its positions there; None once it was dropped."""
-        key, start, end = text
-        texts = self._texts.get(key)
-        if texts is None or start - texts.num_before < texts.index.floor:
-            return None
-        return texts.index, range(start - texts.num_before, end - texts.num_before)
 
     def close(self) -> None:
         """Flush and close the file; the texts stay usable."""

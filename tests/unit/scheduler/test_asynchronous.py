@@ -11,7 +11,6 @@ from tests.harness import (
     AUTO,
     Answer,
     Model,
-    check,
     endless,
     fixed,
     make_requests,
@@ -240,18 +239,6 @@ def test_a_request_that_was_put_back_begins_again_with_all_it_emitted() -> None:
         stats = answers[request.request_id].stats
         booked = stats.drafts.num_drafts + sum(stats.drafts.reasons.values())
         assert 1 + booked <= stats.num_steps <= 1 + booked + scheduler.counters.preemptions
-
-
-def test_the_earlier_answer_to_the_same_prompt_is_not_copied_though_the_prompt_is_cached() -> None:
-    engine = Model()
-    scheduler = make_scheduler(engine, make_speculators(["suffix"]), fixed(8))
-    for prompt in ([3], LONG.prompt):
-        first, second = (endless(prompt, 40, name) for name in ("long", "2"))
-        answers = run(scheduler, [first]) | run(scheduler, [second])
-        check(engine, [first, second], answers)
-        stats = [answers[name].stats for name in ("long", "2")]
-        assert stats[1].num_cached == len(prompt) - 1
-        assert stats[0].drafts.num_accepted == stats[1].drafts.num_accepted < 20
 
 
 @pytest.mark.parametrize("prompt", [[5], LONG.prompt])

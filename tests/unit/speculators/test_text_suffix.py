@@ -84,18 +84,6 @@ def test_the_draft_is_that_of_the_text_whose_votes_are_worth_most(own, others, m
     assert list(draft.confidence) == pytest.approx(best.match_scores)
 
 
-def test_a_repeated_request_does_not_copy_its_own_answer() -> None:
-    """Else a benchmark that asks twice would measure how well an answer predicts itself."""
-    speculator, prompt, answer = SuffixSpeculator(), [1, 2, 3, 4, 5, 6], [7, 8, 9, 10]
-    for _ in range(2):
-        speculator.begin(0, [*prompt, answer[0]])
-        assert not propose(speculator, [*prompt, answer[0]]).tokens
-        speculator.accept(0, answer[1:], 0)
-        speculator.end(0)
-    speculator.begin(0, [0, *prompt, answer[0]])
-    assert propose(speculator, [0, *prompt, answer[0]]).tokens == answer[1:]
-
-
 class Watched(SuffixIndex):
     """An index that can be seen to be alive."""
 
@@ -115,36 +103,13 @@ def answer_to(speculator: SuffixSpeculator, prompt: list[int], answer: list[int]
 
 
 def test_indexes_that_were_replaced_are_not_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of them is as large as the corpus, and thousands of answers are remembered."""
+    """Each of them is as large as the corpus."""
     monkeypatch.setattr(corpus, "SuffixIndex", Watched)
     Watched.alive.clear()
     speculator = SuffixSpeculator(SuffixSpeculator.Options(corpus_tokens=200))
     for turn in range(100):
         answer_to(speculator, [turn * 10, 1, 2, 3], [turn * 10 + i for i in range(4, 10)])
         assert len(Watched.alive) == 1
-    assert speculator._answers
-
-
-def test_an_answer_stays_known_when_its_text_moves_to_another_index() -> None:
-    speculator = SuffixSpeculator(SuffixSpeculator.Options(corpus_tokens=200))
-    prompt, answer, num_moves = [1, 2, 3, 4, 5, 6], [7, 8, 9, 10], 0
-
-    def fill(first: int) -> None:
-        answer_to(speculator, list(range(first, first + 10)), list(range(first + 10, first + 19)))
-
-    for first in range(1000, 1240, 20):  # these go first, and the index with them
-        fill(first)
-    answer_to(speculator, prompt, answer)
-    (before,) = speculator.corpus.indexes("")
-    for first in range(2000, 2160, 20):
-        fill(first)
-        num_moves += speculator.corpus.indexes("")[0] is not before
-    assert num_moves
-    speculator.begin(0, [*prompt, answer[0]])
-    assert not propose(speculator, [*prompt, answer[0]]).tokens
-    speculator.end(0)
-    speculator.begin(0, [0, *prompt, answer[0]])
-    assert propose(speculator, [0, *prompt, answer[0]]).tokens == answer[1:]
 
 
 def test_a_long_copy_goes_on_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:

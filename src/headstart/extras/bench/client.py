@@ -16,11 +16,11 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, repeat
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -70,7 +70,7 @@ class Client:
         questions: Sequence[Question],
         *,
         users: int = 0,
-        tenant: str = "",
+        tenants: Iterable[str] = repeat(""),
         rate: float = 0.0,
         **fields: Any,
     ) -> list[Answer]:
@@ -78,7 +78,8 @@ class Client:
 
         Args:
             users: questions at the same time; 0: all.
-            tenant: whose texts the server may draft from; a server of ours keeps them apart.
+            tenants: by question, whose texts the server may draft from; a server of ours keeps
+                them apart.
             rate: questions a second, which then come one by one at random times.
             fields: of every request; seeds count up from the one that is given.
 
@@ -92,7 +93,7 @@ class Client:
         seed = fields.pop("seed", 0)
         with ThreadPoolExecutor(len(questions) if rate else users or len(questions)) as pool:
             bodies = [{**fields, **self.fields, "seed": seed + i} for i in range(len(questions))]
-            done = pool.map(self._ask, questions, bodies, waits, [tenant] * len(questions))
+            done = pool.map(self._ask, questions, bodies, waits, tenants)
             return [answer for answers in done for answer in answers]
 
     def lines(

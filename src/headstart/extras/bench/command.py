@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -47,9 +49,7 @@ class BenchOptions:
     prompts: str | None = option(
         None, "file with a prompt a line, or a request body as JSON, instead of the workloads"
     )
-    remember: bool = option(
-        False, "let drafts be copied from earlier answers to the same line of --prompts"
-    )
+    remember: bool = option(False, "let drafts be copied from earlier answers to the same question")
     tokens: int = option(128, "most tokens of an answer", least=1)
     rate: float = option(0.0, "users arriving per second, at random times; 0: together", least=0)
     settings: str | None = option(
@@ -107,7 +107,7 @@ def run(resolved: Resolved) -> int:
         clients |= open_others(options.against or "", folder, stack)
         for name, client in clients.items():  # connects, and loads weights; not counted
             asked = make_questions("edit", most_users, "warm")
-            client.ask_all(asked, tenant=name, temperature=0.7, max_tokens=32)
+            client.ask_all(asked, tenants=repeat(name), temperature=0.7, max_tokens=32)
         scores = measure(clients, cells, questions, options)
         control = {} if server is None else server.control()
     print(
@@ -123,6 +123,7 @@ def measure(
     options: BenchOptions,
 ) -> Scores:
     """Let all arms answer; show progress on a terminal."""
+    times = Counter[tuple[str, str]]()  # by arm and question
 
     def play(arm: str, cell: Cell, number: int) -> tuple[list[Answer], dict[str, float]]:
         if sys.stderr.isatty():
@@ -130,18 +131,21 @@ def measure(
         fields: dict[str, Any] = {"temperature": cell.temperature, "max_tokens": options.tokens}
         is_drawn = cell.temperature > 0.0 and options.against is not None
         count = cell.users * (4 if is_drawn else 1)  # programs draw different texts
-        first, tenant = number * count, arm
-        if questions is not None and not options.remember:
-            tenant = f"{arm}, {cell}, {first // len(questions)}"
-            if first >= len(questions):
-                fields["cache_prompt"] = False
+        first, tenants = number * count, [arm] * count
         if questions is None:
             asked = make_questions(cell.workload, count, (*cell, first))
         else:  # the next ones of the file, which is repeated
             asked = [questions[(first + i) % len(questions)] for i in range(count)]
+        if not options.remember:  # what comes again is asked by another tenant
+            for i, question in enumerate(map(repr, asked)):
+                if num_before := times[arm, question]:
+                    tenants[i] = f"{arm}, {num_before}"
+                    if questions is not None:
+                        fields["cache_prompt"] = False
+                times[arm, question] += 1
         fields |= {"users": cell.users, "rate": options.rate, "seed": first}
         before = clients[arm].counters()
-        answers = clients[arm].ask_all(asked, tenant=tenant, **fields)
+        answers = clients[arm].ask_all(asked, tenants=tenants, **fields)
         counted = clients[arm].counters()
         return answers, {name: n - before.get(name, 0.0) for name, n in counted.items()}
 

@@ -107,10 +107,12 @@ class Asked:
     def __init__(self) -> None:
         self.rounds: list[tuple[int, int, int]] = []
         self.texts: list[object] = []
+        self.tenants: list[str] = []
 
     def ask_all(self, questions: Sequence[Question], **fields: Any) -> list[Answer]:
         self.rounds.append((len(questions), fields["users"], fields["seed"]))
         self.texts += [question.turns for question in questions]
+        self.tenants += fields["tenants"]
         return [Answer("text", 0.0, [1.0, 2.0], 10)]
 
     def counters(self) -> dict[str, float]:
@@ -127,6 +129,17 @@ def test_programs_that_draw_different_texts_are_asked_more_questions(temperature
     assert clients[OFF].rounds == [(count, 2, number * count) for number in range(LEAST_ROUNDS)]
     assert clients[OFF].texts == clients["other"].texts
     assert len({*clients[OFF].texts}) > 1
+
+
+@pytest.mark.parametrize("remember", [False, True])
+def test_a_question_that_comes_again_is_asked_by_another_tenant(remember: bool) -> None:
+    """Otherwise its earlier answer would be copied."""
+    client: Any = Asked()
+    lines = [Question((name,)) for name in "abc"]
+    options = BenchOptions(remember=remember, seconds=0.0)
+    measure({OFF: client}, [Cell("prompts", 0.0, 2)], lines, options)
+    assert client.texts == [(name,) for name in "abcabc"]
+    assert client.tenants == [*["off"] * 3, *["off" if remember else "off, 1"] * 3]
 
 
 def test_who_begins_changes_from_round_to_round() -> None:
