@@ -65,21 +65,15 @@ class Adapters:
             _apply_vectors(model, context, vectors)
 
     def use(self, scales: tuple[float, ...]) -> None:
-        """Set the scales from the next decode on; (): as loaded.
-
-        Raises:
-            ModelError: libllama rejects them.
-        """
+        """Set the scales from the next decode on; (): as loaded."""
         wanted = scales or self._loaded
         if wanted == self._scales or len(wanted) != len(self._handles):
             return
-        take_errors()
         chosen = [(h, s) for h, s in zip(self._handles, wanted, strict=True) if s]
         array = (ctypes.c_void_p * max(1, len(chosen)))(*[h for h, _ in chosen])
         factors = (ctypes.c_float * max(1, len(chosen)))(*[s for _, s in chosen])
-        if api.llama_set_adapters_lora(self._context, array, len(chosen), factors) != 0:
-            names = ", ".join(path.name for path in self._paths)
-            raise libllama_error(ModelError, f"libllama does not apply {names}")
+        status = api.llama_set_adapters_lora(self._context, array, len(chosen), factors)
+        assert status == 0, "adapters are checked when they are loaded, their scales never"
         self._scales = wanted
 
     def describe(self) -> tuple[dict[str, Any], ...]:

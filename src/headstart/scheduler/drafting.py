@@ -220,11 +220,12 @@ class Drafting:
 
     def end(self, sequence: Sequence) -> None:
         """Make speculators forget a sequence that leaves its cells or lost a part of its text."""
-        if sequence.number in self._begun:
-            del self._begun[sequence.number]
-            for speculator in self.speculators.values():
-                name = "end_private" if sequence.request.store is False else "end"
+        is_begun = self._begun.pop(sequence.number, None) is not None
+        name = "end_private" if sequence.request.store is False else "end"
+        for speculator in self.speculators.values():
+            if is_begun:
                 speculator.call(name, sequence.seq_id)
+            speculator.failed.discard(sequence.seq_id)  # the next request's prompt is shown to it
 
     def accept(self, results: list[SequencePlan]) -> None:
         told = []
@@ -237,7 +238,7 @@ class Drafting:
     def save_sequences(self, seq_id: int, namespace: str) -> dict[str, Data]:
         """Cached state of each speculator for an idle sequence, by name."""
         saved = {
-            name: one.call("save_sequence", seq_id, namespace)
+            name: one.call("save_sequence", seq_id, namespace, about=())  # no request has it
             for name, one in self.speculators.items()
         }
         return {name: data for name, data in saved.items() if data is not None}

@@ -351,14 +351,14 @@ def test_a_model_that_cannot_say_what_a_draft_takes_costs_no_request(says: objec
         assert not scheduler.outcomes.total.by_speculator["broken"].num_calls
 
 
-def test_rows_of_sequences_that_it_failed_on_are_not_shown_until_they_begin_again() -> None:
+def test_rows_of_sequences_that_it_failed_on_are_not_shown_until_they_end() -> None:
     failed, seen = set[int](), list[list[int]]()
 
     class Observing(Broken):
         needs_states = True
         state_layers = frozenset({LAST_STATE})
 
-        def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
+        def end(self, seq_id: int) -> None:
             failed.discard(seq_id)
 
         def observe_states(self, decoded: DecodedStates) -> None:

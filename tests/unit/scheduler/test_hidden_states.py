@@ -89,6 +89,27 @@ def test_all_drafts_are_right_after_shared_prefixes_and_turns(make, cache_kind) 
 
 
 @readers
+@pytest.mark.parametrize("name", ["accept", "save_sequence"])
+def test_after_a_failure_the_next_request_is_read_from_its_beginning(make, name, monkeypatch):
+    scheduler = read_by(make, Sure(), parallel=1)
+    (guarded,) = scheduler.drafting.speculators.values()
+    does, errors = getattr(guarded.speculator, name), [ValueError()]
+
+    def fail_once(*arguments: Any) -> Any:
+        if errors:
+            raise errors.pop()
+        return does(*arguments)
+
+    monkeypatch.setattr(guarded.speculator, name, fail_once)
+    play(scheduler, [greedy("failed", prompt_of(1))])
+    answers = play(scheduler, [greedy("next", prompt_of(2))])
+    stats = answers["next"].stats.by_speculator[guarded.name]
+    assert guarded.failure == f"{name}: ValueError: "
+    assert stats.num_accepted == stats.num_drafted > 0
+    assert not any("states are missing" in reason for reason in stats.reasons)
+
+
+@readers
 def test_all_drafts_are_right_after_a_prompt_came_back_from_main_memory(make) -> None:
     scheduler = read_by(make, Sure(), parallel=1)
     for turn in range(4):
