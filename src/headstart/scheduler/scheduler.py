@@ -207,7 +207,7 @@ class Scheduler:
         self.cache.offloading.begin_step(self._step_seconds if self.running else inf)
         if not self.running:
             self.wait_for_threads()
-        if self.slot_actions.waiting or self.compiling.waiting:
+        if self.slot_actions.waiting or self.compiling.waiting or self.compiling.futures:
             self._take_ready()
         num_running = len(self.running)
         if self.waiting:
@@ -337,7 +337,7 @@ class Scheduler:
         """Continue slot actions whose file is done; queue or fail requests whose constraint is."""
         for event in self.slot_actions.go_on():
             self.outcomes.add(event)
-        for sequence, error in self.compiling.take_ready() if self.compiling else ():
+        for sequence, error in self.compiling.take_ready():
             if error is None:
                 self._queue(sequence)
             else:

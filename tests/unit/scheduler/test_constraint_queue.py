@@ -378,3 +378,18 @@ def test_only_a_refusal_is_kept() -> None:
     future.set_exception(OSError("no more processes"))
     assert isinstance(ready(queue)["x"], HeadstartError)
     assert compiler.cached(constraint) is None
+
+
+def test_nobody_waits_for_a_constraint_whose_request_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would end each wait at once while a slot's file is written."""
+    scheduler, awaited = make_scheduler(bytes_engine()), list[Any]()
+    scheduler.compiling.compiler = compiler = HandCompiler()
+    scheduler.slot_actions.file = Future()
+    scheduler.submit(active(Clock(), "a", "a1").request)
+    scheduler.cancel("a1")
+    compiler.finish("a1")
+    scheduler.step()
+    noted = "headstart.scheduler.scheduler.wait"
+    monkeypatch.setattr(noted, lambda futures, *_: awaited.extend(futures))
+    scheduler.step()
+    assert awaited == [scheduler.slot_actions.file]
