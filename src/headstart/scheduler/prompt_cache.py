@@ -202,11 +202,15 @@ class PromptCache:
         if self._engine.has_prompt_widths and cells.length > sequence.num_as_prompt:
             self.cut(sequence, sequence.num_as_prompt)
         cells.hold(cells.tokens[: cells.length], cells.num_exact, sequence.num_prompt)
-        newest = max(one.last_used for one in self.cells)
-        cells.last_used = max(time.time(), nextafter(newest, inf))  # the clock may be set back
+        self.note_use(cells)
         cells.user = sequence.cells = None
         sequence.num_again = 0
         return cells
+
+    def note_use(self, cells: Cells) -> None:
+        """Make a slot the one used last."""
+        newest = max(one.last_used for one in self.cells)
+        cells.last_used = max(time.time(), nextafter(newest, inf))  # the clock may be set back
 
     def cut(self, sequence: Sequence, length: int) -> None:
         """Truncate to `length` decoded tokens. If the cache cannot truncate exactly, it truncates

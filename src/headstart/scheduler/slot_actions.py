@@ -145,6 +145,7 @@ class SlotActions:
         if is_there:
             cells.hold(list(stored.tokens), num_prompt=stored.num_prompt)
             cells.namespace, cells.is_private = stored.namespace, stored.is_private
+            self._cache.note_use(cells)
         offloading.begin_step(0.0)
         return is_there
 

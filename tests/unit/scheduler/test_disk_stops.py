@@ -31,6 +31,7 @@ from tests.unit.scheduler.test_disk_cache import (
     stored,
     texts,
 )
+from tests.unit.scheduler.test_failures import act
 
 from headstart.scheduler import disk_cache, offloading
 from headstart.scheduler.disk_cache import DiskCache
@@ -65,6 +66,16 @@ def test_the_prompt_of_an_answer_that_a_stop_cuts_off_is_written(tmp_path: Path)
     assert scheduler.running
     stop(scheduler)
     assert served(tmp_path, conversation(1, 1)) == [20]
+
+
+def test_a_prompt_that_came_from_a_file_of_a_slot_is_written(tmp_path: Path) -> None:
+    scheduler = make_scheduler(Model(), parallel=1)
+    ask(scheduler, conversation(1))
+    act(scheduler, "save", 0, tmp_path / "slot")
+    again = started(tmp_path / "prompts")
+    act(again, "restore", 0, tmp_path / "slot")
+    stop(again)
+    assert texts(tmp_path / "prompts") == 1
 
 
 def test_idle_prompts_are_written_once_a_full_disk_has_room(tmp_path: Path, full: Disk) -> None:

@@ -262,6 +262,17 @@ def test_a_prompt_comes_back_by_hand_also_where_others_are_idle_in_its_cells(act
     assert ask(scheduler, long(1, 1), long(2, 1)) == [20, 20]
 
 
+def test_a_prompt_that_came_from_a_file_counts_as_used_last(tmp_path: Path) -> None:
+    scheduler = make_scheduler(Model(), parallel=2)
+    ask(scheduler, conversation(1))
+    (slot_id,) = (slot.seq_id for slot in scheduler.cells if slot.length)
+    act(scheduler, "save", slot_id, tmp_path / "slot")
+    ask(scheduler, conversation(2))
+    act(scheduler, "restore", slot_id, tmp_path / "slot")
+    scheduler.cache.offloading.evict()
+    assert [slot.seq_id for slot in scheduler.cells if slot.length] == [slot_id]
+
+
 def test_what_a_file_is_read_over_goes_to_main_memory(tmp_path: Path) -> None:
     scheduler = make_scheduler(Model(), parallel=1)
     ask(scheduler, conversation(1))
