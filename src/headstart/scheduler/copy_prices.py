@@ -18,7 +18,9 @@ class CopyPrices:
     """Measured seconds of copies."""
 
     def __init__(self, counters: Counters) -> None:
-        """`counters` have what decoding prompts took."""
+        """`counters` have what decoding prompts took, in steps with at least LEAST_TOKENS of them:
+        a prompt from the cache has one, which takes as long as dozens.
+        """
         self._counters = counters
         self.seconds_per_byte = SECONDS_PER_BYTE  # back into the cache
         # of a block to main memory: of a prompt, and of an answer, whose cells lie between those of
@@ -60,6 +62,6 @@ class CopyPrices:
         unmeasured.
         """
         counters, reading = self._counters, copying
-        if counters.prompt_tokens:
-            reading = num_gained * counters.prompt_seconds / counters.prompt_tokens
+        if counters.prefill_rows:
+            reading = num_gained * counters.prefill_seconds / counters.prefill_rows
         return num_gained >= LEAST_TOKENS and reading >= copying

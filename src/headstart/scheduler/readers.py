@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import groupby
 
+from headstart.scheduler.copy_prices import LEAST_TOKENS
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.offers import GRAMMAR
 from headstart.scheduler.sequence import Sequence
@@ -106,6 +107,9 @@ class StepOutcomes:
             counters.draft_seconds += plan.drafted - plan.started
             counters.target_seconds += record.now - plan.drafted
             counters.other_seconds += record.finished - record.now
+            if sum(prompt.num_rows for prompt in plan.prompts) >= LEAST_TOKENS:
+                counters.prefill_rows += plan.num_rows
+                counters.prefill_seconds += record.now - plan.drafted
         for call in plan.calls:
             for one in call.asked:
                 sequence = one.answer.sequence

@@ -22,6 +22,9 @@ class Counters:
     prompt_seconds: float = 0.0
     tokens_predicted: int = 0
     predicted_seconds: float = 0.0
+    slot_seconds: float = 0.0  # of requests, in their slots
+    prefill_rows: int = 0  # of steps with many prompt rows, see `CopyPrices`
+    prefill_seconds: float = 0.0  # the target's, of these steps
     near_ties: int = 0
     num_decodes: int = 0
     busy_slots: int = 0  # summed over decodes
@@ -45,8 +48,7 @@ class Counters:
     @property
     def mean_seconds(self) -> float:
         """Mean time of a request in its slot; 1 before any ended."""
-        seconds = self.prompt_seconds + self.predicted_seconds
-        return seconds / self.requests if self.requests else 1.0
+        return self.slot_seconds / self.requests if self.requests else 1.0
 
     def add_request(self, stats: RequestStats) -> None:
         self.requests += 1
@@ -55,6 +57,7 @@ class Counters:
         self.prompt_seconds += stats.prompt_seconds
         self.tokens_predicted += stats.num_emitted
         self.predicted_seconds += stats.generation_seconds
+        self.slot_seconds += stats.prompt_seconds + stats.generation_seconds
         self.near_ties += stats.num_near_ties
         self.max_tokens_in_cache = max(
             self.max_tokens_in_cache, stats.num_prompt + stats.num_emitted

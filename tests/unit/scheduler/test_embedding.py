@@ -7,12 +7,19 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.harness import Clock
 from tests.pictures import FakeChunk
 
 from headstart.types.errors import CapacityError, EngineError, QuotaError, RequestError
 from headstart.types.media import LoadedChunk, MediaChunk
 from headstart.types.report import Counters
-from headstart.types.request import EmbeddingEvent, EmbeddingRequest, ErrorEvent, Event
+from headstart.types.request import (
+    EmbeddingEvent,
+    EmbeddingRequest,
+    ErrorEvent,
+    Event,
+    RequestStats,
+)
 from headstart.worker import embedding
 from headstart.worker.embedding import EmbeddingQueue
 
@@ -95,6 +102,16 @@ def test_vectors_are_told_while_a_text_waits_for_its_image(queue: EmbeddingQueue
     queue.submit(EmbeddingRequest("b", ((5, -2, -3),)), {-2: image})
     told = [vectors(event) for _ in range(9) for event in queue.step(is_alone=True)]
     assert told == [[[1, 1]], [[2, 1]], [[3, 1]]]
+
+
+def test_embedding_texts_makes_no_other_request_longer(engine: FakeEmbedder) -> None:
+    counters = Counters()
+    queue = EmbeddingQueue(engine, counters, Clock())
+    counters.add_request(RequestStats(prompt_seconds=1.0, generation_seconds=2.0))
+    queue.submit(EmbeddingRequest("a", ((1, 2), (3,))))
+    finish(queue)
+    assert counters.prompt_seconds > 1.0  # as in llama-server
+    assert counters.mean_seconds == 3.0
 
 
 def test_requests_take_turns(queue: EmbeddingQueue) -> None:

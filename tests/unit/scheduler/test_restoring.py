@@ -209,7 +209,7 @@ def test_what_takes_longer_to_copy_than_to_decode_again_is_not_copied_for_others
 @pytest.mark.parametrize("num_before", [0, 100])
 def test_no_prompt_is_lost_because_the_machine_paused_while_a_block_was_copied(num_before) -> None:
     """The rest of that prompt, and the next dozens, were not copied."""
-    prices = CopyPrices(Counters(prompt_tokens=64, prompt_seconds=0.008))
+    prices = CopyPrices(Counters(prefill_rows=64, prefill_seconds=0.008))
     for _ in range(num_before):
         prices.observe_block(0.002, is_answer=False)
     prices.observe_block(0.2, is_answer=False)
@@ -239,10 +239,27 @@ def test_prompts_are_restored_after_the_machine_paused_while_one_was(num_before:
 
 
 def test_the_first_guess_of_a_restore_s_price_is_tested_where_it_is_too_high() -> None:
-    prices = CopyPrices(Counters(prompt_tokens=64, prompt_seconds=0.006))
+    prices = CopyPrices(Counters(prefill_rows=64, prefill_seconds=0.006))
     pays = [prices.restoring_pays(640, 640 * 2**17) for _ in range(100)]
     assert not pays[0]
     assert pays[-1]
+
+
+def test_prompts_from_the_cache_make_no_token_dear() -> None:
+    """Each decodes one token, in a step that hardly takes less time than one with dozens."""
+    clock, engine = Clock(), Model()
+    scheduler = make_scheduler(engine, parallel=1, clock=lambda: clock.now)
+    launch = engine.launch
+
+    def launch_slowly(batch: Batch) -> None:
+        clock.now += 0.01 + 0.0001 * batch.num_rows
+        launch(batch)
+
+    engine.launch = launch_slowly
+    assert ask(scheduler, *[long(1)] * 50) == [300] + [1] * 49
+    prices = scheduler.cache.offloading._prices
+    assert prices.saves_time(64, 0.005)
+    assert not prices.saves_time(64, 0.02)
 
 
 def test_a_prompt_copied_in_many_steps_is_converted_once(restoring, monkeypatch) -> None:
