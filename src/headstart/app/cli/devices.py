@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 # what decides how much memory a model needs
 ENGINE_PARTS = ("model", "engine", "draft_engine", "scheduler", "speculation", "images")
-TAKEN = (*ENGINE_PARTS, "embedding")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +112,6 @@ COMMAND = Command(
         "these flags."
     ),
     options=DevicesOptions,
-    takes=TAKEN,
+    takes=None,  # a router asks with the flags of the model's server
     run=run,
 )

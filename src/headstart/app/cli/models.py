@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from headstart.app.cli.devices import TAKEN
 from headstart.app.cli.preset import EVERY_MODEL, read_sections, router_keys
 from headstart.app.cli.resolve import Resolved
 from headstart.app.cli.settings import Setting, all_settings, text_of
@@ -165,9 +164,6 @@ def _make(
         name=name,
         source=source,
         arguments=tuple(arguments.values()),
-        engine_arguments=tuple(
-            argument for key, argument in arguments.items() if settings[key].part in TAKEN
-        ),
         environment={**environment, **{settings[k].environment_name: texts[k] for k in hidden}},
         aliases=tuple(one for one in listed(given.get("alias")) if one != name),
         tags=listed(given.get("tags")),

@@ -19,7 +19,6 @@ class ModelPreset:
     name: str  # empty: the server's own choice
     source: str
     arguments: tuple[str, ...] = ()  # of headstart serve, as --name=text
-    engine_arguments: tuple[str, ...] = ()  # those that headstart devices accepts
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)  # secrets among them
     aliases: tuple[str, ...] = ()  # further names of it
     tags: tuple[str, ...] = ()

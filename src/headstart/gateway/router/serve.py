@@ -88,7 +88,7 @@ async def estimate(free: dict[str, int], preset: ModelPreset) -> Estimate:
     Raises:
         ModelError: it cannot be loaded, and why.
     """
-    command = [sys.executable, "-m", "headstart", "devices", "--json", *preset.engine_arguments]
+    command = [sys.executable, "-m", "headstart", "devices", "--json", *preset.arguments]
     if free:
         sizes = (f"{name}={size >> 20}" for name, size in free.items())
         command.append(f"--free-memory={','.join(sizes)}")

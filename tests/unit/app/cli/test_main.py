@@ -94,11 +94,13 @@ def test_a_value_out_of_its_range_is_refused_by_every_command(command: str, caps
 
 
 def test_only_a_server_records_texts_and_runs_tools() -> None:
-    """A config file may be shared by all commands; bench reads the preset of one model."""
+    """A config file may be shared by all commands; bench reads the preset of one model, and devices
+    takes a server's flags but answers nothing.
+    """
     for name in COMMANDS:
         settings = cli_main.find_command(name).settings()
         parts = {one.part for one in settings if one.name != "models_preset"}
-        assert name == "serve" or not parts & {"recording", "tools", "router"}
+        assert name in ("serve", "devices") or not parts & {"recording", "tools", "router"}
 
 
 def test_version_names_ours_and_libllamas(assemble: ModuleType, capsys) -> None:

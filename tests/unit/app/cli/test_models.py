@@ -199,12 +199,6 @@ def test_what_is_the_routers_own_does_not_reach_its_models(tmp_path, environment
     assert set(found.environment) == {"LLAMA_CACHE", "PATH", "HEADSTART_TEMP"}
 
 
-def test_projector_and_embeddings_count_in_the_estimate_of_a_model(tmp_path, environment) -> None:
-    own = "[m]\nmodel = m.gguf\nmmproj = p.gguf\nalias = n\ntemp = 0.5\nembedding = on\n"
-    found = models(environment, preset(tmp_path, own))["m"]
-    assert set(found.engine_arguments) == {"--model=m.gguf", "--mmproj=p.gguf", "--embeddings=on"}
-
-
 def test_secrets_stand_in_no_command_line(tmp_path, environment) -> None:
     found = models(environment, preset(tmp_path, "[m]\nmodel = m.gguf\n"), "-hft", "secret")["m"]
     assert "secret" not in " ".join((*found.arguments, found.ini, repr(found)))

@@ -118,14 +118,15 @@ def model(path: object, *arguments: str) -> ModelPreset:
     return ModelPreset(
         name="a",
         source="preset",
-        arguments=(),
-        engine_arguments=(f"--model={path}", *arguments),
+        arguments=(f"--model={path}", *arguments),
         environment=dict(os.environ),
     )
 
 
-async def test_the_embedded_model_is_estimated_in_a_process_of_its_own() -> None:
-    found = await estimate({MAIN: 4000 * MIB}, model(demo.path(demo.TARGET), "--context=512"))
+async def test_the_embedded_model_is_estimated_in_a_process_of_its_own(monkeypatch) -> None:
+    """With the flags and variables of its server, also those that no memory depends on."""
+    monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "512")
+    found = await estimate({MAIN: 4000 * MIB}, model(demo.path(demo.TARGET), "--temp=0.5"))
     assert "--context=512" in found.arguments
     assert PROCESS_BYTES < found.needs[MAIN] < 1500 * MIB
     assert found.usable[MAIN] < 4000 * MIB, "others need memory too"
