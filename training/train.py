@@ -12,13 +12,13 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from math import inf
+from math import inf, sqrt
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from headstart.extras.distill.model import LanguageModel, Shape
 from headstart.types.errors import ModelError
@@ -48,6 +48,16 @@ class Run:
     is_compiled: bool
 
 
+def initialize(model: LanguageModel) -> None:
+    """Normal weights; those that write to the residual stream are smaller with more layers."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            writes = name.endswith(("attn_output.weight", "ffn_down.weight"))
+            nn.init.normal_(
+                parameter, 0, 0.02 / (sqrt(2 * model.shape.num_layers) if writes else 1)
+            )
+
+
 class Trainer:
     """A model, its optimizers and its rows."""
 
@@ -55,6 +65,7 @@ class Trainer:
         torch.manual_seed(run.seed)
         self.run = run
         model = LanguageModel(run.shape, run.context)
+        initialize(model)
         add_induction(model)
         self.model = model.to(run.device)
         self.forward: Callable[[Tensor], Tensor] = (

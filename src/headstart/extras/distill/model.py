@@ -6,7 +6,6 @@ rotates the pairs that libllama's architecture does, so weights export unchanged
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -119,22 +118,12 @@ class LanguageModel(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
         self.output_norm = nn.RMSNorm(shape.width, shape.epsilon)
         self.output = nn.Linear(shape.width, shape.vocab_size, bias=False)
-        self._initialize()
         frequencies = rope_frequencies(shape)
         if rope_factors is not None:
             frequencies = frequencies / rope_factors
         angles = torch.arange(context)[:, None] * frequencies
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
-
-    def _initialize(self) -> None:
-        """Normal weights; those that write to the residual stream are smaller with more layers."""
-        for name, parameter in self.named_parameters():
-            if parameter.dim() > 1:
-                writes = name.endswith(("attn_output.weight", "ffn_down.weight"))
-                nn.init.normal_(
-                    parameter, 0, 0.02 / (math.sqrt(2 * self.shape.num_layers) if writes else 1)
-                )
 
     def forward(self, tokens: Tensor) -> Tensor:
         logits: Tensor = self.output(self.states(tokens))
