@@ -15,7 +15,7 @@ from pathlib import Path
 
 from headstart.app.cli.preset import EVERY_MODEL, read_sections, router_keys
 from headstart.app.cli.resolve import Resolved
-from headstart.app.cli.settings import Setting, all_settings, text_of
+from headstart.app.cli.settings import Setting, all_settings, as_arguments, text_of
 from headstart.app.hub import Hub
 from headstart.app.hub_files import DRAFTERS
 from headstart.config.fields import listed
@@ -154,17 +154,12 @@ def _make(
     texts = {key: text for key, text in given.items() if text and key in settings}
     for key, text in texts.items():
         settings[key].read(text, f"{settings[key].flag[2:]} of the model {name}")
-    hidden = [
-        key for key in texts if settings[key].option.is_secret or settings[key].option.is_pair
-    ]
-    arguments = {
-        key: f"{settings[key].flag}={text}" for key, text in texts.items() if key not in hidden
-    }
+    flags, variables = as_arguments((settings[key], text) for key, text in texts.items())
     return ModelPreset(
         name=name,
         source=source,
-        arguments=tuple(arguments.values()),
-        environment={**environment, **{settings[k].environment_name: texts[k] for k in hidden}},
+        arguments=tuple(flags),
+        environment={**environment, **variables},
         aliases=tuple(one for one in listed(given.get("alias")) if one != name),
         tags=listed(given.get("tags")),
         loads_on_startup=keys.load_on_startup,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
@@ -57,14 +57,6 @@ class Resolved:
         return [
             {"name": one.name, "value": self._shown(one), "origin": self.origins[one.name]}
             for one in self.settings
-        ]
-
-    def given_lines(self, leave_out: Collection[str]) -> list[str]:
-        """The given settings of `headstart serve` as lines of a config file, with secrets."""
-        return [
-            _toml_line(one.name, self.values[one.name])
-            for one in self.settings
-            if one.part and self.origins[one.name] != "default" and one.name not in leave_out
         ]
 
     def describe(self) -> str:

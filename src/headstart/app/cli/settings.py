@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import typing
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 
@@ -146,6 +146,19 @@ def text_of(value: Value) -> str:
     if isinstance(value, bool):
         return llama_server.ON if value else llama_server.OFF
     return "" if value is None else str(value)
+
+
+def as_arguments(given: Iterable[tuple[Setting, str]]) -> tuple[list[str], dict[str, str]]:
+    """Flags and variables that give a child server these settings; no command line has a secret,
+    nor a pair, whose flag takes two values.
+    """
+    flags, variables = list[str](), dict[str, str]()
+    for one, text in given:
+        if one.option.is_secret or one.option.is_pair:
+            variables[one.environment_name] = text
+        else:
+            flags.append(f"{one.flag}={text}")
+    return flags, variables
 
 
 @cache

@@ -13,6 +13,7 @@ from typing import Any
 
 from headstart.app.cli.arguments import LLAMA_SERVERS, PREFIX
 from headstart.app.cli.resolve import Resolved
+from headstart.app.cli.settings import as_arguments, text_of
 from headstart.extras.bench.client import HEADSTART, TENANT_HEADER, Client, running
 from headstart.extras.bench.comparison import OTHER
 from headstart.types.errors import ConfigError, HeadstartError
@@ -66,25 +67,27 @@ def open_server(resolved: Resolved, slots: int, folder: Path, stack: ExitStack) 
             f"--models-preset {values['models_preset']} lists models; name the one to measure with "
             "--model or --hf-repo"
         )
-    settings = folder / "settings.toml"
-    lines = resolved.given_lines(leave_out=("api_key", "hf_token", "spec", "models_preset"))
-    settings.write_text("\n".join(lines), "utf-8")
+    left_out = {"api_key", "spec", "models_preset"}
+    if resolved.origins["cache_disk"] != "flag":  # `running` starts without prompts on the disk
+        left_out.add("cache_disk")
+    flags, variables = as_arguments(
+        (one, text_of(values[one.name]))
+        for one in resolved.settings
+        if one.part and resolved.origins[one.name] != "default" and one.name not in left_out
+    )
     prefixes, cache = (PREFIX, LLAMA_SERVERS), PREFIX + "CACHE"
-    environment = {  # whose settings are in the file, if they apply
+    environment = {  # whose settings are among the flags, if they apply
         name: text
         for name, text in os.environ.items()
         if name == cache or not name.startswith(prefixes)
     }
-    if token := values["hf_token"]:  # the file stays if a signal ends us
-        environment[PREFIX + "HF_TOKEN"] = str(token)
-    command = [*HEADSTART, "serve", "--config", str(settings), "--api-key", _KEY]
+    environment |= variables
+    command = [*HEADSTART, "serve", *flags, "--api-key", _KEY]
     command += ["--tenant-header", TENANT_HEADER, "--log-level", "warning", "--spec", "auto"]
     if resolved.origins["parallel"] == "default":
         command += ["--parallel", str(slots)]
     if values["kv_unified"]:  # it would be off with --parallel and --context
         command += ["--kv-unified"]
-    if resolved.origins["cache_disk"] == "flag":  # the environment of `started` beats the file
-        command += ["--cache-disk", str(values["cache_disk"])]
     if resolved.origins["spec_state"] == "default":
         command += ["--spec-state", str(folder / "state.json")]
     return stack.enter_context(running(command, folder / "server.log", _KEY, environment))
