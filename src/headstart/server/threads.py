@@ -20,8 +20,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Receive
 
 from headstart.structures.interruption import watched
-from headstart.structures.tenants import TenantQueue, caller_of
-from headstart.types.errors import CapacityError, QuotaError, RequestError
+from headstart.structures.tenants import TenantQueue, caller_of, counted, may_take
+from headstart.types.errors import CapacityError, RequestError
 
 T = TypeVar("T")
 
@@ -61,6 +61,7 @@ class Threads:
         self._name = name
         self._num_threads = num_threads
         self._max_waiting = max_waiting
+        self._pending = Counter[str]()  # jobs whose result is awaited, by tenant
         self._waiting: TenantQueue[_Job] = TenantQueue()
         self._running: set[_Job] = set()
         self._num_started = 0
@@ -77,7 +78,8 @@ class Threads:
         with self._changed:
             self._queue(job)
         try:
-            result: T = await asyncio.wrap_future(job.future)
+            with counted(self._pending, tenant):
+                result: T = await asyncio.wrap_future(job.future)
             return result
         finally:
             job.given_up = ClientDisconnect()  # the result is no longer needed
@@ -89,18 +91,10 @@ class Threads:
         return await unless_left(http.receive, self.run(function, caller_of(http.scope).tenant))
 
     def _queue(self, job: _Job) -> None:
-        """Queue a job; if the queue is full, it replaces one of the tenant with the most jobs."""
         num_pending = len(self._waiting) + len(self._running)
-        is_full = num_pending >= self._max_waiting + self._num_threads
-        surplus = self._waiting.give_way(job.tenant) if is_full else None
-        if self._is_closed or (is_full and surplus is None):
+        places = 2 * (self._max_waiting + self._num_threads)
+        if self._is_closed or not may_take(self._pending, job.tenant, places):
             raise CapacityError(f"{num_pending} requests wait to be read; try again later")
-        if surplus is not None and not surplus.future.done():
-            words = (
-                f"{num_pending} requests wait to be read and most of them are yours: this one made "
-                "room for another tenant; try again later"
-            )
-            surplus.future.set_exception(QuotaError("reading", words))
         if self._num_started < min(self._num_threads + 1, num_pending + 1):
             self._start_thread()
         self._waiting.put(job.tenant, job)

@@ -1,10 +1,10 @@
-"""How tenants share limited resources, by the same two rules everywhere:
+"""How tenants share limited resources.
 
-Queues and stores: when there is no room, the tenant with the most gives up some of its own
-(`who_gives_way`). A single tenant may fill everything, and still others are not shut out.
+The scheduler's queue and stores: when there is no room, the tenant with the most gives up some of
+its own. A single tenant may fill everything, and still others are not shut out.
 
-Resources that cannot be revoked, such as connections: no tenant holds more than is left for all
-others (`may_take`). So one gets half, two a third each, and there is always room for a newcomer.
+Connections, and whatever else waits: no tenant holds more than is left for all others
+(`may_take`). So one gets half, two a third each, and there is always room for a newcomer.
 Source: Choudhury and Hahne 1998, "Dynamic queue length thresholds for shared-memory packet
 switches", https://doi.org/10.1109/90.664262 (with alpha = 1).
 """
@@ -65,43 +65,6 @@ def namespace_id(namespace: str) -> bytes:
     return hashlib.blake2b(namespace.encode(), digest_size=16).digest() if namespace else bytes(16)
 
 
-def who_gives_way(held: Mapping[str, int], tenant: str, amount: int = 1) -> str | None:
-    """The tenant that makes room for `amount` more of another; None if no tenant holds more than
-    that one would.
-    """
-    most = max(held, key=held.__getitem__, default=tenant)
-    return most if held.get(most, 0) > held.get(tenant, 0) + amount else None
-
-
-def surplus(
-    waiting: Iterable[Item],
-    tenant: str,
-    amount: int,
-    most: int,
-    held_by: Callable[[Item], tuple[str, int]],
-) -> list[Item] | None:
-    """The newest items of the largest tenants to remove so that `amount` of `tenant` fits; None if
-    that would not suffice.
-
-    Args:
-        most: limit for all together.
-        held_by: the tenant and the size of an item.
-    """
-    left, found = list(waiting), list[Item]()
-    while left:
-        held: Counter[str] = Counter()
-        for name, size in map(held_by, left):
-            held[name] += size
-        if held.total() + amount <= most:
-            break
-        giver = who_gives_way(held, tenant, amount)
-        if giver is None:
-            return None
-        found.append(next(one for one in reversed(left) if held_by(one)[0] == giver))
-        left.remove(found[-1])
-    return found
-
-
 def may_take(held: Counter[str], tenant: str, places: int) -> bool:
     """Whether a tenant may take one more of `places` and leave as many to the others."""
     return held[tenant] < places - held.total()
@@ -158,12 +121,3 @@ class TenantQueue(Generic[Item]):
             items.remove(item)
         if not items:
             self._waiting.pop(tenant, None)
-
-    def give_way(self, tenant: str) -> Item | None:
-        """Remove the newest item of the largest tenant, to make room for one of `tenant`."""
-        held = {name: len(items) for name, items in self._waiting.items()}
-        most = who_gives_way(held, tenant)
-        if most is None:
-            return None
-        # the tenant had more than one: its queue remains
-        return self._waiting[most].pop()

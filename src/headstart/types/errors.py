@@ -81,7 +81,7 @@ class CapacityError(HeadstartError):
     retry_after = 1
 
 
-QUOTAS = ("queue", "reading", "requests", "listeners", "slot files", "constraints")
+QUOTAS = ("queue", "requests", "listeners", "slot files", "constraints")
 
 
 class QuotaError(CapacityError):

@@ -7,7 +7,7 @@ scheduler runs a step between decodes: generating requests wait for at most one 
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from headstart.scheduler.scheduler import WAIT_SECONDS
 from headstart.structures.prefix import packed
-from headstart.structures.tenants import in_turns, surplus, tenant_of
+from headstart.structures.tenants import in_turns, may_take, tenant_of
 from headstart.types.errors import (
     CapacityError,
     EngineError,
-    QuotaError,
     RequestError,
 )
 from headstart.types.media import LoadedChunk
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 1 << 21  # tokens
+MAX_WAITING = 1 << 21  # tokens of one tenant
 FEW_TOKENS = 128  # per decode while others generate
 MANY_NUMBERS = 1 << 16  # of vectors sent at once: larger messages would block the pipe
 
@@ -117,33 +116,12 @@ class EmbeddingQueue:
                 f"an image has more than {self.engine.max_batch_tokens} tokens, which are embedded "
                 "at once; start with a larger --ubatch-size"
             )
-        self._make_room(request)
+        held = Counter[str]()
+        for job in self._jobs:
+            held[job.tenant] += job.request.num_tokens
+        if not may_take(held, tenant_of(request.namespace), 2 * MAX_WAITING):
+            raise CapacityError(f"{held.total()} tokens wait to be embedded; try again later")
         self._jobs.append(_Texts(request, self._clock(), chunks))
-
-    def _make_room(self, request: EmbeddingRequest) -> None:
-        """Refuse the newest requests of the tenants with the most tokens, for another tenant's.
-
-        Raises:
-            CapacityError: that would not suffice; then none is refused.
-        """
-        jobs = sorted(self._jobs, key=lambda job: job.submitted)
-        sizes = [job.request.num_tokens for job in jobs]
-        found = surplus(
-            jobs,
-            tenant_of(request.namespace),
-            request.num_tokens,
-            MAX_WAITING,
-            lambda job: (job.tenant, job.request.num_tokens),
-        )
-        if found is None:
-            raise CapacityError(f"{sum(sizes)} tokens wait to be embedded; try again later")
-        words = (
-            f"{sum(sizes)} tokens wait to be embedded and most of them are yours: this request "
-            "made room for another tenant; try again later"
-        )
-        for job in found:
-            self._drop(job)
-            self._events.append(ErrorEvent(job.request.request_id, QuotaError("queue", words)))
 
     def _check(self, texts: Sequence[Sequence[int]], *, has_media: bool) -> None:
         """Check all tokens at once: thousands of texts one by one would block the loop."""

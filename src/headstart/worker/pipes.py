@@ -14,19 +14,18 @@ import logging
 import os
 import pickle
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
 from headstart.structures.prefix import packed
-from headstart.structures.tenants import surplus, tenant_of
-from headstart.types.errors import CapacityError, QuotaError
+from headstart.structures.tenants import may_take, tenant_of
+from headstart.types.errors import CapacityError
 from headstart.types.report import WorkerInfo, WorkerReport
 from headstart.types.request import (
     EmbeddingRequest,
-    ErrorEvent,
     Event,
     Request,
     TokenEvent,
@@ -56,7 +55,7 @@ copyreg.add_extension(TokenEvent.__module__, TokenEvent.__qualname__, 240)
 log = logging.getLogger(__name__)
 
 COMMAND_SECONDS = 0.0025  # of a step, to read commands and to obey them, a few at a time
-MAX_REQUESTS = 512  # not taken by the engine yet; fewer long ones
+MAX_REQUESTS = 512  # of one tenant, not taken by the engine yet; fewer long ones
 LEAST_TOKENS = 8192  # minimum size that a request counts as
 _COUNTED = (Request, EmbeddingRequest)
 
@@ -64,12 +63,10 @@ _COUNTED = (Request, EmbeddingRequest)
 class Sender:
     """A bounded queue and the thread that writes it to a pipe."""
 
-    def __init__(self, pipe: Connection, tell: Callable[[list[Event]], None]) -> None:
-        """`tell`: called with the ends of requests that were dropped for another tenant's."""
+    def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._tell = tell
         self._commands: OrderedDict[str | int, Command] = OrderedDict()  # work by its request_id
-        self._num_held = 0  # tokens of the queued work
+        self._held = Counter[str]()  # tokens of the queued work, by tenant
         self._changed = threading.Condition()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="headstart-commands", daemon=True)
@@ -86,7 +83,13 @@ class Sender:
         with self._changed:
             if isinstance(command, Cancel) and self._forget(command.request_id):
                 return
-            dropped = self._make_room(command) if isinstance(command, _COUNTED) else []
+            if isinstance(command, _COUNTED) and not may_take(
+                self._held, _held_by(command)[0], 2 * MAX_REQUESTS * LEAST_TOKENS
+            ):
+                raise CapacityError(
+                    f"{len(self._commands)} requests wait for the engine, which is in a long step; "
+                    "try again later"
+                )
             if command is None or isinstance(command, Cancel):  # long requests take a step
                 self._commands[id(command)] = command
                 self._commands.move_to_end(id(command), last=False)
@@ -95,34 +98,12 @@ class Sender:
                 self._commands[id(command) if is_known else command.request_id] = command
             self._count(command, 1)
             self._changed.notify()
-        words = (
-            "the engine is in a long step and most of the requests that wait for it are yours: "
-            "this one made room for another tenant; try again later"
-        )
-        if dropped:
-            self._tell([ErrorEvent(one.request_id, QuotaError("queue", words)) for one in dropped])
 
     def close(self) -> None:
         """End the thread, which closes the pipe; queued commands are not sent."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
-
-    def _make_room(self, request: Request | EmbeddingRequest) -> list[Request | EmbeddingRequest]:
-        """Remove queued requests of the tenant with the most, for another's; returns them."""
-        tenant, size = _held_by(request)
-        if self._num_held + size <= MAX_REQUESTS * LEAST_TOKENS:
-            return []
-        waiting = [one for one in self._commands.values() if isinstance(one, _COUNTED)]
-        dropped = surplus(waiting, tenant, size, MAX_REQUESTS * LEAST_TOKENS, _held_by)
-        if dropped is None:
-            raise CapacityError(
-                f"{len(waiting)} requests wait for the engine, which is in a long step; "
-                "try again later"
-            )
-        for one in dropped:
-            self._forget(one.request_id)
-        return dropped
 
     def _forget(self, request_id: str) -> bool:
         """Remove a request that was not sent yet."""
@@ -133,7 +114,8 @@ class Sender:
 
     def _count(self, command: Command, sign: int) -> None:
         if isinstance(command, _COUNTED):
-            self._num_held += sign * _held_by(command)[1]
+            tenant, size = _held_by(command)
+            self._held += Counter({tenant: sign * size})  # drops a tenant without any
 
     def _run(self) -> None:
         while True:

@@ -99,7 +99,7 @@ class ProcessTransport:
             self.launch()
         assert self._commands is not None
         assert self._messages is not None
-        self._sender = Sender(self._commands, hear)
+        self._sender = Sender(self._commands)
         self._hear, self._loop = hear, asyncio.get_running_loop()
         try:
             self._sender.start()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tests.harness import Clock
 from tests.pictures import FakeChunk
 
-from headstart.types.errors import CapacityError, EngineError, QuotaError, RequestError
+from headstart.types.errors import CapacityError, EngineError, RequestError
 from headstart.types.media import LoadedChunk, MediaChunk
 from headstart.types.report import Counters
 from headstart.types.request import (
@@ -200,23 +200,14 @@ def test_what_cannot_be_embedded_is_refused(queue: EmbeddingQueue, texts, words)
     assert not queue.has_work
 
 
-def test_not_everything_may_wait_and_what_is_refused_takes_no_place(queue, monkeypatch) -> None:
-    monkeypatch.setattr(embedding, "MAX_WAITING", 50)
-    for tenant, length in (("a", 8), ("a", 8), ("a", 8), ("c", 10), ("c", 10)):
-        queue.submit(EmbeddingRequest("x", ((1,) * length,), tenant))
-    with pytest.raises(CapacityError, match="44 tokens wait"):  # a would give up 8, and c nothing
-        queue.submit(EmbeddingRequest("b", ((1,) * 22,), "b"))
-    assert not any(isinstance(one, ErrorEvent) for one in queue.step(is_alone=True))
-
-
 def test_a_tenant_with_much_to_embed_holds_up_no_other(queue, engine, monkeypatch) -> None:
     monkeypatch.setattr(embedding, "MAX_WAITING", 50)
     for number in range(10):
         queue.submit(EmbeddingRequest(f"a{number}", ((1,) * 5,), "a"))
+    with pytest.raises(CapacityError, match="50 tokens wait"):
+        queue.submit(EmbeddingRequest("a", ((1,),), "a lora"))
     queue.submit(EmbeddingRequest("b", ((7,) * 5,), "b"))
-    (refused,) = (one for one in queue.step(is_alone=True) if isinstance(one, ErrorEvent))
-    assert isinstance(refused.error, QuotaError)
-    assert refused.request_id[0] == "a"
+    events = finish(queue)
     assert [7] * 5 in engine.calls[0]
-    with pytest.raises(CapacityError):
-        queue.submit(EmbeddingRequest("a", ((1,) * 20,), "a"))
+    assert {vectors(event)[0][0] for event in events} == {5, 35}
+    assert len(events) == 11

@@ -240,7 +240,7 @@ class Watched(array):
 def test_tokens_are_sent_as_bytes(command: Work) -> None:
     taken, given = multiprocessing.Pipe(duplex=False)
     widen_pipe(given.fileno())
-    sender = Sender(given, lambda events: None)
+    sender = Sender(given)
     sender.start()
     sender.send(command)
     read = item_reader(taken.fileno())
@@ -264,7 +264,7 @@ def test_the_loop_looks_once_at_each_token_of_a_request_that_comes() -> None:
 @pytest.mark.parametrize("command", COMMANDS, ids=["prompt", "texts", "image"])
 def test_a_cancel_takes_back_all_that_was_not_sent(command: Work) -> None:
     _, given = multiprocessing.Pipe(duplex=False)
-    sender = Sender(given, lambda events: None)
+    sender = Sender(given)
     sender.send(command)
     sender.send(Cancel(command.request_id))
     assert not sender._commands
