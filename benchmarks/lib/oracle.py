@@ -87,9 +87,9 @@ class Recorder(Speculator):
         self._drafts.clear()
         return all_guesses
 
-    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
+    def begin(self, seq_id: int, text: Sequence[int], namespace: str = "") -> None:
         for speculator in self._speculators:
-            speculator.begin(seq_id, prompt, namespace)
+            speculator.begin(seq_id, text, namespace)
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         for speculator in self._speculators:

@@ -40,7 +40,7 @@ class RecallSpeculator(Speculator):
         self._embeddings = rows / np.linalg.norm(rows, axis=1, keepdims=True)
         self._memories: dict[int, Memory] = {}
 
-    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
+    def begin(self, seq_id: int, text: Sequence[int], namespace: str = "") -> None:
         """Read nothing yet: perhaps nobody asks for drafts."""
         self._memories[seq_id] = Memory()
 

@@ -100,7 +100,7 @@ async def test_what_comes_while_somebody_waits_can_be_dealt_with_at_once() -> No
 
     async with EventStream(worker, REQUESTS, stay) as events:
         worker.deliver["a"](token("a", 1))
-        events.at_once = deal
+        events.handle_directly = deal
         worker.deliver["a"](token("a", 2))  # behind one that waits to be taken
         assert await events.take() == [(0, token("a", 1)), (0, token("a", 2))]
         taking = asyncio.create_task(events.take())
@@ -123,7 +123,7 @@ async def test_what_comes_while_somebody_waits_can_be_dealt_with_at_once() -> No
 async def test_what_fails_at_once_ends_the_call() -> None:
     worker = Silent()
     async with EventStream(worker, REQUESTS, stay) as events:
-        events.at_once = lambda index, event: 1 / 0 > 0
+        events.handle_directly = lambda index, event: 1 / 0 > 0
         taking = asyncio.create_task(events.take())
         await asyncio.sleep(0)
         for event in (token("a"), token("a"), end("a")):  # nothing comes behind what was lost
@@ -271,13 +271,13 @@ def test_a_client_that_pauses_gets_every_token_in_order(monkeypatch: pytest.Monk
         told = [TokenEvent(request.request_id, (1,), word, ("",)) for word in words]
         return [*told, *say(request)]
 
-    send_now = answer._StreamedAnswer._send_now
+    write_directly = answer._StreamedAnswer._write_directly
 
     def noted(*given: Any) -> bool:
-        sent.append(send_now(*given))
+        sent.append(write_directly(*given))
         return sent[-1]
 
-    monkeypatch.setattr(answer._StreamedAnswer, "_send_now", noted)
+    monkeypatch.setattr(answer._StreamedAnswer, "_write_directly", noted)
     with serving(FakeWorker(script)) as client:
         connection = connect(client, {"stream": True})
         received = connection.recv(1000)

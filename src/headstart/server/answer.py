@@ -141,17 +141,19 @@ class _StreamedAnswer(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if is_paused := scope.get("headstart.is_paused"):
-            self._events.at_once = partial(self._send_now, is_paused, scope["headstart.write"])
+            self._events.handle_directly = partial(
+                self._write_directly, is_paused, scope["headstart.write"]
+            )
         await self.stream_response(send)
 
-    def _send_now(
+    def _write_directly(
         self,
         is_paused: Callable[[], bool],
         write: Callable[[bytes], object],
         index: int,
         event: Event,
     ) -> bool:
-        """Send an event at once; returns False if that would block."""
+        """Write an event to the connection; returns False if that would block."""
         if is_paused() or _num_parts(self._dialect.choices[index], event) > MAX_PARTS:
             return False
         if data := _chunks(self._dialect, index, event):
@@ -166,7 +168,7 @@ async def _answer_whole(http: HttpRequest, dialect: Dialect) -> Response:
 
     async with AsyncExitStack() as stack:
         events = await _submit(stack, http, dialect, http.receive)
-        events.at_once = add
+        events.handle_directly = add
         while not events.is_over:
             for index, event in await events.take():
                 add(index, event)

@@ -55,7 +55,7 @@ class EventStream:
         self._receive = receive
         self._max_silence = max_silence
         # may handle an event directly while `take` waits; returns whether it did
-        self.at_once: Callable[[int, Event], bool] = lambda index, event: False
+        self.handle_directly: Callable[[int, Event], bool] = lambda index, event: False
         self._unread: deque[tuple[int, Event]] = deque()
         self._failure: Exception | None = None
         self._num_unread = 0  # alternatives in `_unread`; a token counts as 32 of them
@@ -80,7 +80,7 @@ class EventStream:
 
     async def __aexit__(self, *error: object) -> None:
         self._cancel()
-        self.at_once = lambda index, event: False  # may reference the request's body
+        self.handle_directly = lambda index, event: False  # may reference the request's body
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
@@ -110,7 +110,7 @@ class EventStream:
         return taken
 
     async def _wait(self) -> None:
-        """Wait for an event that `at_once` does not handle, or for `max_silence`."""
+        """Wait for an event that `handle_directly` does not handle, or for `max_silence`."""
         self._changed.clear()
         self._heard_at, silence = self._loop.time(), self._max_silence
         while not self._changed.is_set():
@@ -130,7 +130,7 @@ class EventStream:
             return
         if not (self._changed.is_set() or isinstance(event, FinishEvent)):
             try:
-                if self.at_once(index, event):
+                if self.handle_directly(index, event):
                     self._heard_at = self._loop.time()
                     return
             except Exception as error:

@@ -103,8 +103,13 @@ class Speculator(ABC):
     needs_states: ClassVar[bool] = False
     state_layers: frozenset[int] = frozenset()
 
-    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        """A request starts to generate; `prompt` is its whole history so far. Copy to keep."""
+    def begin(self, seq_id: int, text: Sequence[int], namespace: str = "") -> None:
+        """Before a request's first draft, also after it was preempted: `text` is the prompt and the
+        answer so far, one token or more. Copy to keep.
+
+        Called for every request, whoever may draft for it. All requests wait, so index a long text
+        a piece per call, as `SuffixIndex` does.
+        """
 
     @abstractmethod
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:

@@ -50,8 +50,8 @@ class TextSpeculator(Speculator, Generic[H]):
     def draft_for(self, history: H, request: DraftRequest) -> Draft:
         """Draft what follows the text of a request, whose history this is; Draft(): nothing."""
 
-    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        self.histories[seq_id] = self.history_of(prompt, namespace)
+    def begin(self, seq_id: int, text: Sequence[int], namespace: str = "") -> None:
+        self.histories[seq_id] = self.history_of(text, namespace)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [self.draft_for(self.histories[request.seq_id], request) for request in requests]

@@ -67,13 +67,13 @@ class DraftModelSpeculator(Speculator):
         self._num_calls = 0
         self._batch = Batch(engine.max_batch_tokens)
 
-    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
+    def begin(self, seq_id: int, text: Sequence[int], namespace: str = "") -> None:
         """Decode and translate nothing yet: the request may get no drafts."""
         sequence = self._sequences[seq_id]
         if sequence.namespace != namespace:
             self._forget([seq_id])
         sequence.namespace, sequence.is_open, sequence.is_new = namespace, True, True
-        sequence.num_history, sequence.prompt = len(prompt), prompt
+        sequence.num_history, sequence.prompt = len(text), text
         sequence.num_caught_up = max(self._held(other, seq_id) for other in self._sequences)
         sequence.gap = range(0)
 

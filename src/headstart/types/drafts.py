@@ -48,7 +48,7 @@ class DraftRequest:
 
     seq_id: int
     tokens: Sequence[int]
-    max_tokens: int  # >= 1; longer drafts are cut
+    max_tokens: int  # >= 1; draft no more: the scheduler cuts longer drafts
     min_confidence: float = 0.0  # models stop before the first token below this
     # models only; None for text speculators and for greedy requests (draft the argmax)
     choose: Choose | None = None

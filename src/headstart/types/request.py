@@ -223,7 +223,7 @@ class FinishEvent:
     """The last event of a request that ended normally.
 
     reason: "eos" (the model ended its turn), "word" (a stop string), "length" (max_tokens, context,
-    or the first end of a line after max_seconds), "cancelled".
+    the first end of a line after max_seconds, or a line indented less than n_indent), "cancelled".
     """
 
     is_last: ClassVar[bool] = True

@@ -57,7 +57,7 @@ class Undescribed(Good):
 class OldBegin(Good):
     """Does not take the namespace."""
 
-    def begin(self, seq_id: int, prompt: Sequence[int]) -> None:  # type: ignore[override]
+    def begin(self, seq_id: int, text: Sequence[int]) -> None:  # type: ignore[override]
         """Nothing."""
 
 
@@ -80,8 +80,8 @@ class Unordered(Good):
 class Keeping(Good):
     """Keeps the prompt that it was lent."""
 
-    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        self.prompt = prompt
+    def begin(self, seq_id: int, text: Sequence[int], namespace: str = "") -> None:
+        self.prompt = text
 
     def draft(self, request: DraftRequest) -> Draft:
         return Draft(list(self.prompt[-7:])[: request.max_tokens])
@@ -107,7 +107,7 @@ class Forgetful(Good):
     def __init__(self) -> None:
         self.known: dict[int, int] = {}
 
-    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
+    def begin(self, seq_id: int, text: Sequence[int], namespace: str = "") -> None:
         self.known[seq_id] = 1
 
     def end(self, seq_id: int) -> None:
@@ -117,8 +117,8 @@ class Forgetful(Good):
 class NeedsPrompt(Good):
     """Looks at the last token of the prompt."""
 
-    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        self.last = prompt[-1]
+    def begin(self, seq_id: int, text: Sequence[int], namespace: str = "") -> None:
+        self.last = text[-1]
 
 
 class NeedsGrowth(Good):
@@ -126,9 +126,9 @@ class NeedsGrowth(Good):
 
     length = 0
 
-    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        assert len(prompt) >= self.length, "shorter than before"
-        self.length = len(prompt)
+    def begin(self, seq_id: int, text: Sequence[int], namespace: str = "") -> None:
+        assert len(text) >= self.length, "shorter than before"
+        self.length = len(text)
 
 
 REPEATS = "it_drafts_where_the_text_repeats"
@@ -140,7 +140,7 @@ WELL_FORMED = "its_drafts_are_well_formed_and_repeatable"
     [
         (Unnamed, "it_describes_itself", "small letters"),
         (Undescribed, "it_describes_itself", "must return a dict"),
-        (OldBegin, "its_calls_take_what_they_are_given", "seq_id, prompt, namespace"),
+        (OldBegin, "its_calls_take_what_they_are_given", "seq_id, text, namespace"),
         (drafting(lambda one: Draft(list(one.tokens[-7:]))), WELL_FORMED, "max_tokens is 1"),
         (drafting(lambda _: Draft([1], [0.5, 0.5])), WELL_FORMED, "2 scores for 1 tokens"),
         (drafting(lambda _: Draft([1], [float("nan")])), WELL_FORMED, "finite"),
@@ -203,7 +203,7 @@ def test_lossless_generation_meets_preemption_and_ids_that_are_used_again() -> N
     begun: list[int] = []
 
     class Beginning(Good):
-        def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
+        def begin(self, seq_id: int, text: Sequence[int], namespace: str = "") -> None:
             begun.append(seq_id)
 
     assert_lossless(Beginning)

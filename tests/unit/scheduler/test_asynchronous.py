@@ -195,8 +195,8 @@ class Watching(Speculator):
         self.began: list[list[int]] = []
         self.open: set[int] = set()
 
-    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        self.began.append(list(prompt))
+    def begin(self, seq_id: int, text: Sequence[int], namespace: str = "") -> None:
+        self.began.append(list(text))
         self.open.add(seq_id)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:

@@ -60,8 +60,8 @@ class Broken(Speculator):
     def _call(self, name: str, given: object = None) -> Any:
         return self._does[name](given) if name in self._does else None
 
-    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        self._call("begin", prompt)
+    def begin(self, seq_id: int, text: Sequence[int], namespace: str = "") -> None:
+        self._call("begin", text)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         drafts = self._answer(requests)

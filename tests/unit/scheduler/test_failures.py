@@ -169,7 +169,7 @@ class Listener(Speculator):
     def __init__(self) -> None:
         self.known = set[int]()
 
-    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
+    def begin(self, seq_id: int, text: Sequence[int], namespace: str = "") -> None:
         self.known.add(seq_id)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:

@@ -207,7 +207,7 @@ class Pool:
                 self._end_wait(model)
             elif model.is_stopping or model.is_draining:
                 return  # no request overtakes
-            elif not self._makes_room(model):
+            elif not self._make_room(model):
                 if model.is_being_estimated or not model.waiters:
                     continue  # until its size is known
                 return
@@ -217,8 +217,8 @@ class Pool:
             else:
                 self._load(model)
 
-    def _makes_room(self, model: PooledModel) -> bool:
-        """Whether a model can be loaded now; if not, unload what is in its way, or wait for it."""
+    def _make_room(self, model: PooledModel) -> bool:
+        """Unload what is in a model's way, or wait for it; returns whether it can be loaded now."""
         if model.estimate is None and self._measure is not None:
             if not model.is_being_estimated:
                 model.is_being_estimated = True

@@ -71,8 +71,8 @@ class Table(Speculator):
             for before, after in zip(text.answer, text.answer[1:], strict=False):
                 self._counts[text.prompt[0], before][after] += 1
 
-    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        self._kinds[seq_id] = prompt[0]
+    def begin(self, seq_id: int, text: Sequence[int], namespace: str = "") -> None:
+        self._kinds[seq_id] = text[0]
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [self._draft(one) for one in requests]
