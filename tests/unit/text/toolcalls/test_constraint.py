@@ -9,18 +9,15 @@ import re
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tests.templates.conversations import TOOLS, by_name
-from tests.unit.text.toolcalls.test_llama_server_parses import FAMILIES, templates
+from tests.unit.text.toolcalls.test_llama_server_parses import FAMILIES, reader_of
 from tests.unit.text.toolcalls.test_parser import read
 
 from headstart.sampling.grammar.source import grammar_text
-from headstart.text.chat_template import ChatTemplate
 from headstart.text.toolcalls.constraint import CallRules
-from headstart.text.toolcalls.find import find_format
 from headstart.text.toolcalls.formats import JsonCall, MarkedCalls
 from headstart.types.constraint import Constraint, ConstraintKind
 from headstart.types.errors import RequestError
 
-TEMPLATES = templates()
 HERMES = MarkedCalls(
     "json", JsonCall(), call_start="<tool_call>\n", call_end="\n</tool_call>", separator="\n"
 )
@@ -35,6 +32,17 @@ def accepts(constraint, text):
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
+def first_accepted(constraint, text):
+    """The shortest beginning that the constrained text may be, without white space behind it."""
+    matcher = LLMatcher(_TOKENIZER, grammar_text(constraint))
+    data = text.encode()
+    for end, byte in enumerate(data, 1):
+        assert matcher.consume_token(byte), data[:end]
+        if matcher.is_accepting() and not chr(byte).isspace():
+            return data[:end].decode()
+    raise AssertionError(text)
+
+
 def rules(tools=None, *, is_parallel=True, names=None):
     known = by_name(TOOLS if tools is None else tools)
     return CallRules(known, names or tuple(known), is_parallel, lambda _: None)
@@ -46,7 +54,7 @@ def tools_of(parameters, name="f", **more):
 
 def calls_of(name):
     """The calls of a family's answers."""
-    found = find_format(ChatTemplate(TEMPLATES[name])).calls
+    found = reader_of(name)[1].calls
     assert found is not None
     return found
 
@@ -56,8 +64,8 @@ def grammar_error(calls, tools):
 
 
 def written(name, *calls, tools=TOOLS):
-    """The text that a template makes of an answer with calls, without what ends the turn."""
-    template = ChatTemplate(TEMPLATES[name])
+    """A family's format, and the text that its template makes of an answer with calls."""
+    template, answer_format = reader_of(name)
     question = {"role": "user", "content": "Q"}
     tool_calls = [
         {
@@ -68,7 +76,8 @@ def written(name, *calls, tools=TOOLS):
         for at, (called, arguments) in enumerate(calls)
     ]
     answer = {"role": "assistant", "content": "", "tool_calls": tool_calls}
-    return template, template.render([question, answer], tools=tools, add_generation_prompt=False)
+    text = template.render([question, answer], tools=tools, add_generation_prompt=False)
+    return answer_format, text
 
 
 OPTIONAL = tools_of(
@@ -90,8 +99,7 @@ OPTIONAL = tools_of(
 )
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_grammar_holds_what_the_template_writes(name, tools, arguments):
-    template, text = written(name, ("get_weather", arguments), tools=tools)
-    answer_format = find_format(template)
+    answer_format, text = written(name, ("get_weather", arguments), tools=tools)
     calls = answer_format.calls
     assert calls is not None
     constraint = rules(tools).required(calls)
@@ -103,9 +111,7 @@ def test_the_grammar_holds_what_the_template_writes(name, tools, arguments):
     if name == "openai-gpt-oss-120b":
         text = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
         text, first = text + json.dumps(arguments) + "<|call|>", text
-    tail = text[text.rindex(first) :]
-    ends = range(len(tail) + 1)
-    answer = next(text for end in ends if accepts(constraint, text := tail[:end].rstrip()))
+    answer = first_accepted(constraint, text[text.rindex(first) :])
     if tools is OPTIONAL:
         assert not accepts(constraint, re.sub(r"\bC\b", "X", answer))
     [call] = read(answer_format, [answer], tools=tools).calls
@@ -115,7 +121,7 @@ def test_the_grammar_holds_what_the_template_writes(name, tools, arguments):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_the_grammar_makes_a_model_write_is_read_as_calls(name):
     """Follow the grammar along random bytes; the text that comes out has to be a call."""
-    answer_format = find_format(ChatTemplate(TEMPLATES[name]))
+    answer_format = reader_of(name)[1]
     properties = {"a": {"enum": ["x", "y"]}, "b": {"const": 3}}
     tools = tools_of({"type": "object", "properties": properties, "required": ["a", "b"]})
     assert answer_format.calls is not None
@@ -170,8 +176,7 @@ def test_several_calls_only_where_they_may_be():
 
 
 def test_calls_that_are_messages_of_their_own_may_be_several():
-    template, text = written("muse-glimmer", ("get_weather", PARIS), ("get_weather", PARIS))
-    answer_format = find_format(template)
+    answer_format, text = written("muse-glimmer", ("get_weather", PARIS), ("get_weather", PARIS))
     calls = answer_format.calls
     two = text[text.index(" to=get_weather") : text.rindex("<|eot|>")]
     one = two[: two.index("<|eom|>")]
@@ -273,7 +278,7 @@ IN_THE_FAMILIES = {
 @pytest.mark.parametrize("name", IN_THE_FAMILIES)
 def test_values_of_a_form_of_its_own_follow_the_schema(name):
     text = IN_THE_FAMILIES[name]
-    answer_format = find_format(ChatTemplate(TEMPLATES[name]))
+    answer_format = reader_of(name)[1]
     constraint = rules(NESTED).required(answer_format.calls)
     assert accepts(constraint, text)
     for right, wrong in (("3", "4"), ("what", "why"), ("left", "lost"), ("f", "g")):
