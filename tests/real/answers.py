@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 from tests.harness import Answer, play
 
-from headstart.app import assemble, demo
+from headstart.app import assemble, demo, exact
 from headstart.app.assemble import Models, build_scheduler
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
+from headstart.engine.context import LlamaEngine
+from headstart.engine.footprint import REPACKED, can_measure, uses_of
 from headstart.engine.model import Model
 from headstart.sampling import SamplingParams
 from headstart.scheduler.scheduler import Scheduler
-from headstart.scheduler.widths import WidthComparison
+from headstart.scheduler.widths import LENGTH, WIDE, WidthComparison
 from headstart.types import DraftMode
 from headstart.types.request import Request
 from headstart.types.widths import WidthClasses
@@ -80,27 +82,37 @@ def open_config(config: Config, models: Models) -> Scheduler:
     prices: Any = patch.object(assemble, "WARM_UP_SECONDS", 1.0)
     if config.speculation.mode is not DraftMode.AUTO:
         prices = patch.object(assemble, "_warm_up")  # no step asks for them
-    with patch.object(WidthComparison, "run", _compared_once(models.target)), prices:
+    with comparing_once(), prices:
         return build_scheduler(config, models)[0]
 
 
-_run, _known = WidthComparison.run, dict[tuple[object, ...], tuple[WidthClasses | None, Any]]()
+_compare, _run = exact._compare, WidthComparison.run
+_known = dict[object, tuple[int, Any, WidthClasses]]()
 
 
-def _compared_once(target: Path) -> Callable[..., WidthClasses | None]:
-    """Compares the widths of a model once: many tests open the same few, and it takes seconds."""
-    digest, times = blake2b(target.read_bytes()).digest(), count()  # then with other kernels
+def comparing_once() -> Any:
+    """Compares the widths of a model once: many tests open the same few, and it takes seconds.
 
-    def run(self: WidthComparison, *arguments: Any) -> WidthClasses | None:
-        engine: Any = self._engine
-        sizes = (engine.num_sequences, engine.context_size, engine.max_batch_tokens)
-        key = (digest, next(times), *sizes, engine.max_outputs, engine.cache_kind)
-        if key not in _known:
-            _known[key] = _run(self, *arguments), self.rows
-        classes, self.rows = _known[key]
-        return classes
+    Engines of fewer sequences have what was found with more: one sees no neighbours.
+    """
 
-    return run
+    def compare(engine: LlamaEngine) -> tuple[Any, WidthClasses]:
+        if WidthComparison.run is not _run:
+            return _compare(engine)  # as a test has it
+        params, most = engine.params, min(engine.max_outputs, engine.max_batch_tokens, max(WIDE))
+        key = (
+            blake2b(engine.model.path.read_bytes()).digest(), str(engine.adapters.describe()),
+            engine.is_reference, can_measure() and REPACKED in uses_of(engine.handle), most,
+            params.type_k, params.type_v, params.flash_attn_type, engine.cache_kind,
+            engine.max_padding, min(engine.context_size, LENGTH + max(WIDE)),
+        )  # fmt: skip
+        if key not in _known or _known[key][0] < engine.num_sequences:
+            comparison, classes = _compare(engine)
+            # without its engine, which would be kept
+            _known[key] = engine.num_sequences, SimpleNamespace(rows=comparison.rows), classes
+        return _known[key][1:]
+
+    return patch.object(exact, "_compare", compare)
 
 
 def make_requests(num: int, temperature: float, *, max_tokens: int = 48) -> list[Request]:
@@ -161,9 +173,12 @@ def compare(
     """Answer the requests with every setting; the first answers are those without speculation at
     one slot.
     """
-    expected = play(open_setting(Setting(context=settings[0].context)), requests)
-    for setting in settings:
+    expected = dict[str, Answer]()
+    # most slots first, whose comparison of widths serves the others
+    for setting in sorted(settings, key=lambda one: -one.num_slots):
         scheduler = open_setting(setting, models)
+        plain = Setting(context=setting.context)
+        expected = expected or play(open_setting(plain), requests)
         wrong = different(expected, play(scheduler, requests))
         failures = tuple(s.failure for s in scheduler.drafting.speculators.values() if s.failure)
         yield Comparison(

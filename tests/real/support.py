@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import numpy as np
 from numpy.typing import NDArray
-from tests.real.answers import Setting, make_requests
+from tests.real.answers import Setting, comparing_once, make_requests
 from tests.server.serving import serving_models
 
 from headstart.app import demo
@@ -35,7 +35,8 @@ def engine_of(path: Path, limits: Limits = SMALL, **settings: Any) -> LlamaEngin
     config = EngineConfig(**small | settings)
     engine = LlamaEngine(Model(path, config), config, limits)
     if config.exact:
-        make_exact(engine)
+        with comparing_once():
+            make_exact(engine)
     return engine
 
 

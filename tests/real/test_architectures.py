@@ -15,7 +15,7 @@ from tests.architectures import ARCHITECTURES, WINDOW, write_model
 from tests.real.support import engine_of
 
 from headstart.engine.parameters import Limits
-from headstart.scheduler.widths import WidthComparison
+from headstart.scheduler.widths import WIDE, WidthComparison
 from headstart.types import Batch, CacheKind
 from headstart.types.errors import ConfigError
 from headstart.types.widths import WidthClasses
@@ -242,11 +242,14 @@ def test_an_edited_history_goes_on_from_what_is_left(probe: Probe, length: int) 
 
 @pytest.mark.parametrize("is_exact", [False, True])
 def test_a_restored_prompt_is_cut_only_where_a_window_kept_whole_is_still_held(
-    model_file: Path, *, is_exact: bool
+    model_file: Path, monkeypatch: pytest.MonkeyPatch, *, is_exact: bool
 ) -> None:
     """libllama saves only what the next token sees, also with --swa-full."""
     if KINDS.get(model_file.stem) is not CacheKind.WINDOW:
         return
+    if is_exact:
+        all_agree = WidthClasses(((*range(1, 17), *WIDE),), (), 0.0)
+        monkeypatch.setattr(WidthComparison, "run", lambda *_: all_agree)
     probe = Probe(model_file, is_exact=is_exact, swa_full=True)
     for length in (len(TEXT) - 1, 2 * WINDOW, 10):
         for seq_id in (0, 1):

@@ -59,9 +59,9 @@ def test_a_shifted_text_is_identical_with_and_without_drafts() -> None:
             strict=True,
         )
     ]
+    scheduler = scheduler_of("ngram-simple,draft-model", 2)
     expected = play(scheduler_of("off", 1), requests)
     assert [len(result.tokens) for result in expected.values()] == [200] * 9
-    scheduler = scheduler_of("ngram-simple,draft-model", 2)
     assert different(expected, play(scheduler, requests)) == ()
     assert scheduler.outcomes.total.drafts.num_accepted > 0
 
@@ -78,8 +78,8 @@ def test_an_exact_text_that_is_interrupted_behind_a_shift_goes_on_as_alone() -> 
         )
         for r, tenant in zip(make_requests(3, 0.8, max_tokens=200), "aab", strict=True)
     ]
-    expected = play(scheduler_of("off", 1), requests)
     scheduler = scheduler_of("off", 2)
+    expected = play(scheduler_of("off", 1), requests)
     submit_all(scheduler, requests[:2], 120)
     assert all(one.num_dropped for one in scheduler.running)
     assert different(expected, play(scheduler, requests[2:])) == ()

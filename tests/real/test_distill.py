@@ -18,7 +18,7 @@ from tests import architectures
 from tests.architectures import Settings
 from tests.harness import play
 from tests.heads import aligned, continuation
-from tests.real.answers import Setting, open_setting
+from tests.real.answers import Setting, open_config, open_setting
 from tests.real.pairs import prompt_of
 from tests.real.support import decode, engine_of
 
@@ -276,10 +276,10 @@ def test_a_trial_answers_alike_with_both_and_times_each(folder: Path, monkeypatc
 
     def build(config: Config, models: Models) -> object:
         assert [one() for one in loaded] == [None] * len(loaded)
-        scheduler, info = build_scheduler(config, models)
+        scheduler = open_config(config, models)
         loaded.append(weakref.ref(scheduler.engine))
         drafters.append(set(scheduler.drafting.speculators))
-        return scheduler, info
+        return scheduler, None
 
     monkeypatch.setattr(trial, "build_scheduler", build)
     config = replace(CONFIG, engine=replace(CONFIG.engine, exact=True, context=64))

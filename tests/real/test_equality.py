@@ -18,6 +18,7 @@ import pytest
 from tests.architectures import tiny_hybrid, write_model
 from tests.harness import play
 from tests.models import tiny_llama
+from tests.real import answers
 from tests.real.answers import (
     CONTEXT,
     Setting,
@@ -37,6 +38,7 @@ from headstart.engine.fit import Fitted
 from headstart.engine.footprint import HOST, REPACKED, Use, can_measure
 from headstart.engine.groups import runs_of
 from headstart.engine.model import Model
+from headstart.engine.parameters import Limits
 from headstart.scheduler.widths import WidthComparison
 from headstart.types import FINAL_STATE, LAST_STATE, Batch
 from headstart.types.constraint import Constraint, ConstraintKind, ThoughtMarks
@@ -177,6 +179,14 @@ def test_a_hybrid_writes_the_same_with_one_slot_as_with_several(monkeypatch, tmp
             widths.append(engine.widths)
     whole = Widths(*alike)
     assert widths == [whole] * 2 + [whole._replace(is_reference=True)] * 2
+
+
+def test_widths_are_the_same_with_one_slot_as_with_several(monkeypatch, tmp_path: Path) -> None:
+    """So other tests compare those of a model once."""
+    monkeypatch.setattr(answers, "_known", {})
+    path = tiny_llama(tmp_path / "tiny.gguf")
+    one, four = (engine_of(path, Limits(num, 16, 8), exact=True) for num in (1, 4))
+    assert (one.widths, one.prompt_widths) == (four.widths, four.prompt_widths)
 
 
 @pytest.mark.parametrize("has_mixed", [False, True])

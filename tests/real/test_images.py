@@ -45,8 +45,8 @@ def test_output_behind_images_is_the_same_with_drafts_beside_others_and_from_the
     if types == "draft-model":  # which sees placeholders
         found = replace(found, draft=found.target)
     exact = target != "hybrid"
-    off = open_setting(Setting("off", 0, 1, exact=exact), found)
     drafting = open_setting(Setting(types, 4, 4, exact=exact), found)
+    off = open_setting(Setting("off", 0, 1, exact=exact), found)
     for temperature in TEMPERATURES:
         alone = dict[str, Answer]()
         for request in conversation(off, temperature):
@@ -77,7 +77,7 @@ def test_draft_models_draft_behind_images_and_change_nothing(kind, drafter, tmp_
             for seed in range(4)
         ]  # fmt: skip
 
-    off, on = open_setting(Setting(), found), open_setting(Setting(types, 4, 2), found)
+    on, off = open_setting(Setting(types, 4, 2), found), open_setting(Setting(), found)
     assert texts(play(on, requests(on))) == texts(play(off, requests(off)))
     # what pays is a matter of the machine's load
     assert drafter == "auto" or on.outcomes.total.drafts.num_accepted > 20

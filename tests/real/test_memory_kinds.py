@@ -144,14 +144,14 @@ def test_exact_texts_of_every_memory_kind_are_the_same_with_drafts_beside_others
         for temperature in (0.0, 0.8, 1.5)
         for r in byte_requests(2, temperature)
     ]
+    drafting = [open_setting(Setting(types, 4, num_slots), models) for num_slots in (4, 1)]
     expected = play(open_setting(Setting(), models), requests)
-    for num_slots in (1, 4):
-        scheduler = open_setting(Setting(types, 4, num_slots), models)
+    for scheduler in drafting:
         for _ in range(2):  # prompts that are kept, and that come back from main memory
             assert different(expected, play(scheduler, requests)) == ()
         assert scheduler.outcomes.total.drafts.num_drafted > 0
-        if num_slots == 1:  # of a model with windows one window would come back, behind the answer
-            assert bool(scheduler.counters.prompts_restored) == (not scheduler.engine.window)
+    # with one slot; of a model with windows one window would come back, behind the answer
+    assert bool(scheduler.counters.prompts_restored) == (not scheduler.engine.window)
 
 
 def test_exact_rows_behind_a_large_image_are_the_same_behind_a_window_from_main_memory(

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tests.drafters import ALIGNED
 from tests.harness import play
 from tests.heads import CYCLE, INDEXED_TOKENS, continuation
 from tests.models import MERGES, OTHER_MERGES, Merges, tiny_llama
+from tests.real import pairs
 from tests.real.answers import Setting, different, open_config, open_setting
 from tests.real.pairs import (
     PLAIN,
@@ -104,6 +106,22 @@ def test_a_reduced_vocabulary_is_right_about_its_own_tokens(tmp_path: Path) -> N
     assert scheduler.outcomes.total.by_speculator["eagle3"].num_accepted == accepted
 
 
+KINDS_IN_CHAINS = (
+    *("eagle3", "eagle3 shared", "eagle3 reduced", "dflash", "dspark"),
+    *("assistant", "heads of deepseek2"),
+)
+TEXTS = "ngram-simple,ngram-map-k"
+OPTIONS = {"ngram-simple": {"size_n": 2, "size_m": 3}, "ngram-map-k": {"size_n": 2, "size_m": 2}}
+
+
+def open_chain(name: str, models: Models, slots: int) -> Scheduler:
+    """Behind others that draft little, with drafts of any length by any of them."""
+    config: Config = pairs.Setting("auto", 6, slots).config()
+    chain = replace(config.speculation, spec_type=f"{TEXTS},{name}", options=OPTIONS)
+    with patch.object(saved_control, "Controller", RandomController):
+        return open_config(replace(config, speculation=chain), models)
+
+
 @pytest.mark.parametrize("kind", RANDOM)
 def test_the_text_is_the_same_with_drafts(kind: str, tmp_path: Path) -> None:
     """Hybrids have no exact mode: there every token is the choice from a row that computed
@@ -113,11 +131,13 @@ def test_the_text_is_the_same_with_drafts(kind: str, tmp_path: Path) -> None:
     models = pair.models(tmp_path)
     setting = replace(PLAIN, exact=pair.can_be_exact)
     chain = replace(setting, types=f"suffix,{pair.name}", length=4, num_slots=4)
-    plain, *drafting = (
-        open_setting(setting, replace(models, draft=None)),
-        open_setting(chain, models),
-        open_setting(replace(chain, types=pair.name, num_slots=1), models),
-    )
+    drafting = [
+        open_setting(one, models)  # most slots first: their comparison of widths serves the others
+        for one in (chain, replace(chain, types=pair.name, num_slots=1))
+    ]
+    if kind in KINDS_IN_CHAINS:
+        drafting += [open_chain(pair.name, models, slots) for slots in (4, 1)]
+    plain = open_setting(setting, replace(models, draft=None))
     plain_rows, *recorded = (RecordedRows(s.engine) for s in (plain, *drafting))
     for requests in (byte_requests(5, 0.0), byte_requests(9, 0.8)[4:], byte_requests(13, 1.5)[8:]):
         expected = play(plain, requests)
@@ -133,10 +153,11 @@ def test_the_text_is_the_same_with_drafts(kind: str, tmp_path: Path) -> None:
     assert len(requests[-1].prompt) > INDEXED_TOKENS  # more than sparse attention looks at
     for rows in recorded:
         assert np.quantile(plain_rows.differences(rows), NOT_DISCRETE) < ROUNDING
-    guarded = drafting[-1].drafting.speculators[pair.name]
-    assert not guarded.failure
-    assert drafting[-1].outcomes.total.by_speculator[pair.name].num_drafted > 0
-    assert guarded.describe()["missing_states"] == 0
+    for scheduler in drafting:
+        guarded = scheduler.drafting.speculators[pair.name]
+        assert not guarded.failure
+        assert scheduler.outcomes.total.by_speculator[pair.name].num_drafted > 0
+        assert guarded.describe()["missing_states"] == 0
 
 
 def test_a_confidence_head_is_the_score_and_ends_drafts(tmp_path: Path) -> None:
@@ -178,38 +199,6 @@ def test_a_model_that_does_not_fit_is_refused_with_its_name(tmp_path: Path) -> N
     pair = replace(RANDOM["eagle3"], target=drafters.aligned_target)
     with pytest.raises(ModelError, match=r"draft.gguf cannot draft for target.gguf: it reads"):
         build(pair.models(tmp_path))
-
-
-KINDS = (
-    *("eagle3", "eagle3 shared", "eagle3 reduced", "dflash", "dspark"),
-    *("assistant", "heads of deepseek2"),
-)
-TEXTS = "ngram-simple,ngram-map-k"
-OPTIONS = {"ngram-simple": {"size_n": 2, "size_m": 3}, "ngram-map-k": {"size_n": 2, "size_m": 2}}
-
-
-def open_chain(name: str, models: Models, slots: int) -> Scheduler:
-    config: Config = Setting("auto", 6, slots).config()
-    chain = replace(config.speculation, spec_type=f"{TEXTS},{name}", options=OPTIONS)
-    return open_config(replace(config, speculation=chain), models)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_text_is_the_same_in_every_chain(kind: str, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(saved_control, "Controller", RandomController)
-    name, models = RANDOM[kind].name, RANDOM[kind].models(tmp_path)
-    plain = open_setting(Setting(), replace(models, draft=None))
-    chains = [open_chain(name, models, slots) for slots in (1, 4)]
-    for temperature in (0.0, 0.8, 1.5):
-        requests = byte_requests(5, temperature)
-        expected = play(plain, requests)
-        for scheduler in chains:
-            assert different(expected, play(scheduler, requests)) == ()
-    for scheduler in chains:
-        guarded = scheduler.drafting.speculators[name]
-        assert not guarded.failure
-        assert guarded.describe()["missing_states"] == 0
-        assert scheduler.outcomes.total.by_speculator[name].num_drafted > 0
 
 
 ARCHITECTURES = ("mamba2", "rwkv7", "qwen35", "granitehybrid", "lfm2", "falcon-h1")

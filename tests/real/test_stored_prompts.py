@@ -16,7 +16,7 @@ import pytest
 from tests.architectures import tiny_hybrid, tiny_recurrent, write_model
 from tests.harness import play
 from tests.models import SMALLER, tiny_llama
-from tests.real.answers import Setting, different
+from tests.real.answers import Setting, different, open_config
 from tests.real.support import (
     byte_requests,
     disk_of,
@@ -147,7 +147,7 @@ def test_an_exact_prompt_is_found_only_where_it_would_be_computed_by_the_same_ke
 
         monkeypatch.setattr(loading, "fit_models", fit)
         monkeypatch.setattr(loading, "make_exact", make)
-        scheduler = build_scheduler(config, without_draft(path))[0]
+        scheduler = open_config(config, without_draft(path))
         disk = disk_of(scheduler)
         play(scheduler, [replace(request, prompt=tuple(range(200)))])
         scheduler.cache.offloading.finish()
@@ -169,7 +169,7 @@ def test_a_text_behind_a_prompt_from_the_disk_is_the_text_behind_one_that_was_re
     config = with_prompts_on_disk(Setting(types, 4, exact=is_exact), tmp_path / "prompts")
 
     def started() -> Scheduler:
-        return build_scheduler(config, without_draft(path))[0]
+        return open_config(config, without_draft(path))
 
     first = [replace(one, prompt=(*range(70), *one.prompt, *range(90))) for one in byte_requests(3)]
     scheduler = started()
