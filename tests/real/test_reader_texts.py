@@ -33,7 +33,9 @@ class Texts:
         self.of: dict[int, list[int]] = {seq_id: [] for seq_id in range(NUM)}
         self.batch, self.logits = Batch(512), list[NDArray[np.float32]]()
 
-    engine_of = staticmethod(engine_of)
+    @staticmethod
+    def engine_of(path: Path, *, is_apart: bool) -> LlamaEngine:
+        return engine_of(path, is_apart=is_apart)
 
     def tokens(self, num: int) -> list[int]:
         return self.random.integers(5, 250, num).tolist()

@@ -13,10 +13,10 @@ import pytest
 from tests.server.fake_worker import FakeWorker, say
 from tests.server.serving import served_model, serving
 from tests.server.test_tool_calls import TEMPLATE
-from tests.unit.text.toolcalls.test_constraint import HERMES, TEMPLATES, accepts, rules
+from tests.unit.text.toolcalls.test_constraint import HERMES, accepts, rules
+from tests.unit.text.toolcalls.test_llama_server_parses import reader_of
 
 from headstart.server.anthropic import MessagesBody, chat_body
-from headstart.text.chat_template import ChatTemplate
 from headstart.types.errors import HeadstartError
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -125,7 +125,7 @@ def test_a_tool_of_the_api_is_offered_by_its_name_and_takes_any_arguments() -> N
     assert tool["function"]["name"] == "web_search"
     call = '<tool_call>\n{"name": "web_search", "arguments": {"query": "x"}}\n</tool_call>'
     assert accepts(rules([tool]).required(HERMES), call)
-    template = ChatTemplate(TEMPLATES["ByteDance-Seed-OSS"])  # which reads the properties
+    template, _ = reader_of("ByteDance-Seed-OSS")  # which reads the properties
     assert "web_search" in template.render(MESSAGES, tools=[tool], add_generation_prompt=True)
 
 

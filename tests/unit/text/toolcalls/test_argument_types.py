@@ -10,7 +10,6 @@ from tests.unit.text.toolcalls.test_llama_server_parses import FAMILIES
 from tests.unit.text.toolcalls.test_parser import read
 
 from headstart.text.toolcalls.argument_types import types_of
-from headstart.text.toolcalls.find import find_format
 from headstart.text.toolcalls.json_text import python_value
 
 ARGUMENTS = {
@@ -47,8 +46,7 @@ def test_a_quoted_text_may_contain_the_end_of_a_value():
     arguments = {"to": "x", "text": "a</param>\n<b>]] ]>"}
     parameters = {"properties": {key: {"type": "string"} for key in arguments}}
     tools = tools_of({"type": "object", **parameters, "required": ["to", "text"]}, "send")
-    template, text = written("openbmb-MiniCPM5-1B", ("send", arguments), tools=tools)
-    answer_format = find_format(template)
+    answer_format, text = written("openbmb-MiniCPM5-1B", ("send", arguments), tools=tools)
     call = text[text.rindex("<function name") : text.rindex("</function>") + len("</function>")]
     assert accepts(rules(tools).required(answer_format.calls), call)
     for pieces in ([text], list(text)):
@@ -58,10 +56,9 @@ def test_a_quoted_text_may_contain_the_end_of_a_value():
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_arguments_of_all_types_are_read_as_the_schema_has_them(name):
-    template, text = written(name, ("f", ARGUMENTS), tools=NAMED)
+    answer_format, text = written(name, ("f", ARGUMENTS), tools=NAMED)
     start = text.rindex("assistant") if name == "muse-glimmer" else 0
     text = text[start:].removeprefix("assistant")
-    answer_format = find_format(template)
     for pieces in ([text], list(text)):
         *_, call = read(answer_format, pieces, tools=NAMED).calls
         # MiniMax M3's template leaves out what is null
@@ -77,8 +74,8 @@ def test_elements_are_read_as_what_the_schema_names():
     item = {"type": "object", "properties": {"item": {"type": "string"}}}
     tools = tools_of({"type": "object", "properties": {"list": {"type": "array"}, "map": item}})
     arguments = {"list": ["1.5.5", {"a.b": "x", "acb": "y"}], "map": {"item": "7"}}
-    template, text = written("MiniMax-M3", ("f", arguments), tools=tools)
-    *_, call = read(find_format(template), [text], tools=tools).calls
+    answer_format, text = written("MiniMax-M3", ("f", arguments), tools=tools)
+    *_, call = read(answer_format, [text], tools=tools).calls
     assert json.loads(call.arguments) == arguments
 
 
