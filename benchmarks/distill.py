@@ -46,7 +46,6 @@ from headstart.extras.bench.library import WORKLOADS, Question
 from headstart.extras.bench.report import table_head, table_row
 from headstart.extras.distill.candidates import draft_model, suffix
 from headstart.extras.distill.measure import Findings
-from headstart.extras.distill.prices import StepPrices
 from headstart.extras.distill.proof import Interval, prove
 from headstart.extras.distill.recorder import TextRecorder
 from headstart.extras.distill.texts import (
@@ -192,7 +191,7 @@ def learn(args: argparse.Namespace) -> None:
     later, config = latest(later, args.tests), Config(engine=EngineConfig(threads=1))
     others = split(read_texts(args.others, model))[0] if args.others else []
     folder = training_folder(args.texts)
-    target, rows = Model(args.target), dict(CostCurve.parse(args.curve).points)
+    target, cost = Model(args.target), CostCurve.parse(args.curve).table()
     base, _ = draft_model(config, target, path(DRAFT), later)
     models, file = Models(args.target, path(DRAFT)), args.texts / "tuned.gguf"
     print(table_head(*HEAD))
@@ -216,7 +215,7 @@ def learn(args: argparse.Namespace) -> None:
         weights, numbers = tune(config, models, texts, folder, [loss], args.seconds)[loss]
         write_model(GGUFReader(path(DRAFT)), weights, "Q8_0", file, {})
         copies = suffix(config, target, later, part)
-        found = Findings.of(later, copies, StepPrices.of({"rows": rows}))
+        found = Findings.of(later, copies, cost)
         tuned, _ = draft_model(config, target, file, later)
         for name, one in (("draft", base), ("tuned", tuned)):
             found = found.with_model(name, one, args.round)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from headstart.control.cost import GROWN, CostTable
 from headstart.types.errors import ConfigError
 
 
@@ -36,6 +37,14 @@ class CostCurve:
             raise ConfigError(
                 f"{text!r} is no cost curve; write ROWS:MILLISECONDS,..., for instance 1:48,2:64"
             ) from error
+
+    def table(self) -> CostTable:
+        """What control learns on such a machine."""
+        table = CostTable()
+        for rows, milliseconds in self.points:
+            for _ in range(GROWN):
+                table.observe(rows, 0, milliseconds)
+        return table
 
     def __call__(self, rows: int) -> float:
         points = self.points

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from benchmarks.lib.curves import CostCurve
 from benchmarks.lib.workloads import make_prompts
 from gguf import GGUFReader
 from tests import architectures
@@ -37,7 +38,6 @@ from headstart.extras.distill import command, trial
 from headstart.extras.distill.acceptance import DraftRule, walk
 from headstart.extras.distill.candidates import draft_files, draft_model
 from headstart.extras.distill.edit import CARD, begin, cut, finish
-from headstart.extras.distill.prices import StepPrices
 from headstart.extras.distill.proof import Interval
 from headstart.extras.distill.recorder import TextRecorder
 from headstart.extras.distill.texts import TRAINING, RecordedText, purge, read_texts
@@ -55,7 +55,7 @@ CONFIG = Config(
         spec="fixed", spec_type="draft-model", draft_max=LENGTH, spec_state="none",
     ),
 )  # fmt: skip
-PRICES = StepPrices.of({"rows": {1: 10.0, 2: 11.0, 4: 13.0, 8: 20.0, 17: 40.0}})
+COST = CostCurve.parse("1:10,2:11,4:13,8:20,17:40").table()
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_replayed_acceptance_is_live_acceptance_within_its_error(folder: Path) -
     replayed, _ = draft_model(CONFIG, Model(path(TARGET)), path(DRAFT), texts)
     num_drafted, num_accepted, live_drafted, live_accepted = 0, 0, 0, 0
     for text, outcomes in zip(texts, replayed, strict=True):
-        found = walk(text, [outcomes], DraftRule(LENGTH), PRICES)
+        found = walk(text, [outcomes], DraftRule(LENGTH), COST)
         num_drafted += found.num_drafted
         num_accepted += found.num_accepted
         drafted, accepted = live[text.sampling.seed]

@@ -41,7 +41,7 @@ class Controller:
 
     def __init__(self) -> None:
         self._calibration = Calibration()
-        self._cost = CostTable()
+        self._cost = self.cost = CostTable()
         self._budget = Budget(self._cost)
         self._model_planner = ModelDraftPlanner(self._cost, self._budget, self._calibration)
         self._asking: dict[str, AskingBudget] = {}  # by text speculator

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.extras.distill.prices import LONGEST, StepPrices
+from headstart.control.cost import CostTable
 from headstart.extras.distill.texts import RecordedText
 from headstart.sampling.sampler import Sampler
 from headstart.speculators import Speculator
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import Draft, DraftRequest
+
+LONGEST = 16  # draft tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +161,15 @@ class Walk:
 
 
 def walk(
-    text: RecordedText, drafters: Sequence[Outcomes], rule: DraftRule, prices: StepPrices
+    text: RecordedText,
+    drafters: Sequence[Outcomes],
+    rule: DraftRule,
+    cost: CostTable,
+    round_ms: float = 0.0,
 ) -> Walk:
-    """Simulate the steps of a text; text speculators come before models."""
+    """Simulate the steps of a text; text speculators come before models. Copies take next to
+    nothing, and each token of a model `round_ms`.
+    """
     offers = [list(_offers(one, rule)) for one in drafters]
     place, last, steps, drafted, num_accepted, ms = 0, len(text.answer) - 1, 0, 0, 0, 0.0
     while place < last:
@@ -171,7 +179,8 @@ def walk(
             if length:
                 by_model = length if one.is_model else 0
                 break
-        ms += prices.step(length, by_model, len(text.prompt) + place)
+        curve = cost.curve(1 + length, len(text.prompt) + place, can_fill=True)
+        ms += curve[1 + length] + by_model * round_ms
         steps, drafted, num_accepted = steps + 1, drafted + length, num_accepted + right
         place += right + 1
     return Walk(max(0, last), steps, drafted, num_accepted, ms)

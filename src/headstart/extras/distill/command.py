@@ -168,10 +168,10 @@ class _Work:
         Raises:
             ModelError: a draft model cannot draft for this target.
         """
-        prices = of_machine(self.config, self.models)
+        cost = of_machine(self.config, self.models)
         copies = suffix(self.config, self.target, self.later, self.earlier)
         not_used: dict[str, str] = {}
-        found = Findings.of(self.later, copies, prices)
+        found = Findings.of(self.later, copies, cost)
         for path in self.drafts:
             try:
                 made = draft_model(self.config, self.target, path, self.later)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from headstart.control.cost import CostTable
 from headstart.extras.bench.comparison import OFF
 from headstart.extras.bench.report import table_head, table_row
 from headstart.extras.distill.acceptance import (
@@ -25,7 +26,6 @@ from headstart.extras.distill.acceptance import (
     walk,
 )
 from headstart.extras.distill.candidates import SUFFIX
-from headstart.extras.distill.prices import StepPrices
 from headstart.extras.distill.texts import RecordedText, counts
 
 LEAST_GAIN = 1.1  # of a draft model that is always right, over the best without; less is too little
@@ -71,7 +71,7 @@ class Findings:
     """The results on some texts."""
 
     texts: Sequence[RecordedText]
-    prices: StepPrices  # of the target
+    cost: CostTable  # of the target's steps
     suffix: Sequence[Outcomes]
     arms: Mapping[str, Arm]
     models: Mapping[str, tuple[Sequence[Outcomes], float]]  # and milliseconds of their tokens
@@ -80,20 +80,17 @@ class Findings:
 
     @classmethod
     def of(
-        cls, texts: Sequence[RecordedText], suffix: Sequence[Outcomes], prices: StepPrices
+        cls, texts: Sequence[RecordedText], suffix: Sequence[Outcomes], cost: CostTable
     ) -> Findings:
         """Results without drafts and with copies."""
-        off = Arm(None, [walk(text, (), DraftRule(0), prices) for text in texts])
-        arms = {OFF: off, SUFFIX: best_arm(texts, [suffix], prices)}
-        return cls(texts, prices, suffix, arms, {}, {})
+        off = Arm(None, [walk(text, (), DraftRule(0), cost) for text in texts])
+        arms = {OFF: off, SUFFIX: best_arm(texts, [suffix], cost)}
+        return cls(texts, cost, suffix, arms, {}, {})
 
     def with_model(self, name: str, model: Sequence[Outcomes], round_ms: float) -> Findings:
         """Add a draft model, alone and after copies; `round_ms` is the time of its token."""
-        prices, both = replace(self.prices, round_ms=round_ms), f"{SUFFIX}, {name}"
-        arms = {
-            name: best_arm(self.texts, [model], prices),
-            both: best_arm(self.texts, [self.suffix, model], prices),
-        }
+        ways = {name: [model], f"{SUFFIX}, {name}": [self.suffix, model]}
+        arms = {by: best_arm(self.texts, way, self.cost, round_ms) for by, way in ways.items()}
         models = {**self.models, name: (model, round_ms)}
         return replace(self, arms={**self.arms, **arms}, models=models)
 
@@ -101,9 +98,8 @@ class Findings:
         """Add what a draft model could gain that is always right and as cheap as the cheapest."""
         least = min((ms for _, ms in self.models.values()), default=0.0)
         right = [always_right(len(text.answer) - 1) for text in self.texts]
-        prices = replace(self.prices, round_ms=least)
         ways = [right], [self.suffix, right]
-        bound = max(best_arm(self.texts, way, prices).rate for way in ways)
+        bound = max(best_arm(self.texts, way, self.cost, least).rate for way in ways)
         return replace(self, most=max(1.0, bound / self.arms[self.best].rate))  # or never asked
 
     @property
@@ -154,9 +150,12 @@ class Findings:
 
 
 def best_arm(
-    texts: Sequence[RecordedText], drafters: Sequence[Sequence[Outcomes]], prices: StepPrices
+    texts: Sequence[RecordedText],
+    drafters: Sequence[Sequence[Outcomes]],
+    cost: CostTable,
+    round_ms: float = 0.0,
 ) -> Arm:
-    """The rule with which these drafters are fastest."""
+    """The rule with which these drafters are fastest; `round_ms` is as for `walk`."""
     by_text = [list(row) for row in zip(*drafters, strict=True)]
     has_text, has_model = (
         any(one.is_model == kind for one in by_text[0]) for kind in (False, True)
@@ -172,7 +171,9 @@ def best_arm(
         (0.0, 0.4, 0.7) if has_model else (0.0,),
     ):
         rule = DraftRule(length, expected, score)
-        walks = [walk(t, own, rule, prices) for t, own in zip(texts, by_text, strict=True)]
+        walks = [
+            walk(text, own, rule, cost, round_ms) for text, own in zip(texts, by_text, strict=True)
+        ]
         arm = Arm(rule, walks, survival)
         if best is None or arm.rate > best.rate:
             best = arm

@@ -60,7 +60,7 @@ def prove(found: Findings, base: str, tuned: str) -> Proof:
     )
     fixed = [
         [
-            walk(text, [outcomes], COMMON, found.prices)
+            walk(text, [outcomes], COMMON, found.cost)
             for text, outcomes in zip(found.texts, found.models[name][0], strict=True)
         ]
         for name in (tuned, base)

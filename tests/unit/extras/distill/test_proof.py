@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from benchmarks.lib.curves import CostCurve
 
 from headstart.extras.distill.acceptance import Outcomes, always_right, replay
 from headstart.extras.distill.candidates import SUFFIX
 from headstart.extras.distill.measure import Findings
-from headstart.extras.distill.prices import StepPrices
 from headstart.extras.distill.proof import Proof, prove
 from headstart.extras.distill.texts import RecordedText, split, without_duplicates
 from headstart.sampling import SamplingParams
@@ -26,7 +26,7 @@ from headstart.testing import FakeEngine
 from headstart.types import Draft, DraftRequest
 
 SIZE = 500
-PRICES, ROUND_MS = StepPrices.of({"rows": {1: 10.0, 2: 11.0, 4: 13.0, 8: 20.0, 17: 40.0}}), 0.5
+COST, ROUND_MS = CostCurve.parse("1:10,2:11,4:13,8:20,17:40").table(), 0.5
 
 
 def texts_of(tenant: str, num: int, seed: int, noise: float = 0.25) -> list[RecordedText]:
@@ -92,7 +92,7 @@ def follow(speculator: Speculator, texts, earlier=()) -> list[Outcomes]:
 
 def judge(learned: Sequence[RecordedText], base: Sequence[RecordedText], later, earlier) -> Proof:
     suffix = follow(SPECULATORS["suffix"](), later, earlier)
-    found = Findings.of(later, suffix, PRICES)
+    found = Findings.of(later, suffix, COST)
     for name, texts in (("base", base), ("tuned", learned)):
         found = found.with_model(name, follow(Table(texts), later), ROUND_MS)
     return prove(found, "base", "tuned")
@@ -160,7 +160,7 @@ def test_nothing_is_trained_where_a_model_that_is_always_right_gains_too_little(
     copies, model = follow(SPECULATORS["suffix"](), later), follow(Table(BASE), later)
 
     def refusal(copies: Sequence[Outcomes], round_ms: float) -> str:
-        found = Findings.of(later, copies, PRICES).with_model("base", model, round_ms)
+        found = Findings.of(later, copies, COST).with_model("base", model, round_ms)
         return found.bounded().refusal
 
     assert refusal(copies, ROUND_MS) == ""
