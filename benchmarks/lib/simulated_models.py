@@ -129,6 +129,7 @@ class AutoModel(Learner):
                 LONGEST,
                 NO_DRAFT,
                 catch_up=slot.catch_up,
+                num_answered=slot.num_answered,
                 recent=min(slot.unread, READ_A_CALL),
                 to_beat=sum(answer.survival),
             )

@@ -258,10 +258,10 @@ class ModelDraftPlanner:
         return best, int(LENGTHS[length]), float(LIMITS[limit]), value / (n + 1)
 
     def _num_left(self, slot: AskedAnswer) -> float:
-        """Tokens still to come: the mean answer length, or the rest of max_tokens. Lengths vary so
-        much that the length so far says little about the rest.
+        """Tokens still to come: the mean answer length, but at least as many as there are so far,
+        because lengths vary so much; at most the rest of max_tokens.
         """
-        return max(1.0, min(slot.num_left, self._answer))
+        return max(1.0, min(slot.num_left, max(self._answer, slot.num_answered)))
 
     def _probe(self, drafter: ModelState, slots: Sequence[AskedAnswer], step: Step) -> int | None:
         """The request to probe now, if any."""

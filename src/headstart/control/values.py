@@ -92,6 +92,7 @@ class AskedAnswer:
     catch_up: int = 0  # tokens to decode first, without the newest one
     num_before: int = 0  # forced tokens that the model would continue
     to_beat: float = 0.0  # tokens: what is expected of a text draft that the model's would replace
+    num_answered: int = 0  # tokens of the answer so far
     num_left: int = NO_LIMIT  # most tokens still to come
     recent: int | None = None  # like `catch_up`, if it skips the middle; None: it cannot
     # set by `ModelDraftPlanner.grant`

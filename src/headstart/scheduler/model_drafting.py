@@ -67,6 +67,7 @@ def _asked(answer: SequencePlan, model: GuardedSpeculator) -> AskedAnswer:
         catch_up=model.call("num_catch_up", sequence.seq_id, tokens, otherwise=0),
         num_before=num_before,
         to_beat=0.0 if num_before else sum(answer.survival),
+        num_answered=sequence.num_emitted,
         num_left=sequence.num_left,
         recent=model.call("num_recent", sequence.seq_id, tokens),
     )

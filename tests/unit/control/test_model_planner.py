@@ -62,6 +62,15 @@ def test_a_good_model_may_draft_and_a_bad_or_dear_one_may_not() -> None:
     assert prices(dear)["balance"] < 0.0 < prices(good)["balance"]
 
 
+def test_a_long_answer_gets_drafts_though_those_before_it_were_short() -> None:
+    controller = learned((4, 4))
+    for number in range(100, 120):
+        controller.begin(number, "")
+        controller.end(number, 2)
+    answers = [model_slot(1, 16, 500, num_answered=answered) for answered in (2, 1000)]
+    assert [bool(granted(controller, one).num_granted) for one in answers] == [False, True]
+
+
 def test_a_resting_model_says_whether_its_drafts_lost_time_or_its_plans_were_refused() -> None:
     refused, lost = learned((0, 1)), learned((4, 4))
     lost._model_planner.drafters["model"].probes.settle(-100.0)
