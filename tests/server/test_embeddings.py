@@ -171,6 +171,15 @@ def test_what_cannot_be_ranked_is_refused(ranking: httpx2.Client, body: dict[str
     assert answer.status_code == 400, answer.text
 
 
+def test_an_empty_pair_is_refused_where_the_vocabulary_has_no_marks() -> None:
+    worker = FakeWorker()
+    worker.info_when_ready = dataclasses.replace(INFO, embedding=EmbeddingInfo(1, 64, "rank"))
+    with serving(worker) as client:
+        answer = client.post("/rerank", json={"query": "", "documents": ["a", ""]})
+    assert "cannot be empty" in error_of(answer, 400)
+    assert not worker.requests
+
+
 def test_other_servers_say_what_to_start_with(client, ranking, embedding) -> None:
     for one, path, flag in (
         (client, "/v1/embeddings", "--embeddings"),

@@ -60,7 +60,6 @@ class LlamaEmbedder:
             if self.pooling == "rank"
             else api.llama_model_n_embd_out(model.handle)
         )
-        self.vocab_size = model.vocab.size
         self.max_batch_tokens = int(params.n_batch)
         self.max_batch_texts = int(params.n_seq_max)
         architecture = model.facts.architecture

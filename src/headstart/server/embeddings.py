@@ -222,14 +222,14 @@ def read_inputs(
     for index, entry in enumerate(entries):
         field = name.format(index)
         tokens = read_prompt(entry, vocab, MAX_TOKENS, left, field).tokens
-        if not tokens:
-            raise RequestError("Input content cannot be empty")
         texts.append(check_size(field, tokens, info))
     return texts
 
 
 def check_size(field: str, tokens: Sequence[int], info: EmbeddingInfo) -> Sequence[int]:
-    """Return the tokens if the model can process them in one decode."""
+    """Return the tokens if there are any and the model can process them in one decode."""
+    if not tokens:
+        raise RequestError("Input content cannot be empty")
     if len(tokens) > info.max_tokens:
         raise RequestError(
             f"{field} ({len(tokens)} tokens) is too large to process. increase the physical batch "

@@ -17,13 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.scheduler.scheduler import WAIT_SECONDS
-from headstart.structures.prefix import packed
 from headstart.structures.tenants import in_turns, may_take, tenant_of
-from headstart.types.errors import (
-    CapacityError,
-    EngineError,
-    RequestError,
-)
+from headstart.types.errors import CapacityError, EngineError, RequestError
 from headstart.types.media import LoadedChunk
 from headstart.types.report import Counters
 from headstart.types.request import EmbeddingEvent, EmbeddingRequest, ErrorEvent, Event
@@ -102,14 +97,11 @@ class EmbeddingQueue:
         """Queue a request; `chunks` has the images of its texts by their first id.
 
         Raises:
-            RequestError: a text cannot be embedded.
+            RequestError: an image cannot be embedded.
             CapacityError: the queue is full.
         """
-        if not request.texts:
-            raise RequestError("there is no input; send at least one text")
         if chunks and self.engine.why_no_media:
             raise RequestError(self.engine.why_no_media)
-        self._check(request.texts, has_media=bool(chunks))
         chunks = dict(chunks or {})
         if any(chunk.num_cells > self.engine.max_batch_tokens for chunk in chunks.values()):
             raise RequestError(
@@ -122,25 +114,6 @@ class EmbeddingQueue:
         if not may_take(held, tenant_of(request.namespace), 2 * MAX_WAITING):
             raise CapacityError(f"{held.total()} tokens wait to be embedded; try again later")
         self._jobs.append(_Texts(request, self._clock(), chunks))
-
-    def _check(self, texts: Sequence[Sequence[int]], *, has_media: bool) -> None:
-        """Check all tokens at once: thousands of texts one by one would block the loop."""
-        sizes, most = np.array([len(text) for text in texts]), self.engine.max_tokens
-        tokens = np.frombuffer(b"".join(map(packed, texts)), np.intc)
-        low = tokens.min(initial=0) if has_media else 0
-        wrong = np.flatnonzero((tokens < low) | (tokens >= self.engine.vocab_size))
-        places = np.searchsorted(sizes.cumsum(), wrong, "right")  # the texts that contain them
-        if len(found := np.concatenate((places, np.flatnonzero(sizes == 0)))):
-            raise RequestError(
-                f"input {found.min()} must have tokens, with ids from 0 to "
-                f"{self.engine.vocab_size - 1}"
-            )
-        if sizes.max() > most:
-            raise RequestError(
-                f"input {sizes.argmax()} has {sizes.max()} tokens, too large to process: at most "
-                f"{most} are taken; shorten it, or start with a larger --ubatch if the model knows "
-                "so many"
-            )
 
     def cancel(self, request_id: str) -> None:
         for job in [one for one in self._jobs if one.request.request_id == request_id]:
