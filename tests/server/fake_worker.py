@@ -49,6 +49,7 @@ INFO = WorkerInfo(
     num_slots=4,
     context_size=512,
     max_batch_tokens=256,
+    max_requests=1 << 20,
     speculation={"mode": "auto", "types": ["ngram-simple"], "n_max": 32, "unusable": ""},
     system="libllama b1",
 )

@@ -32,7 +32,6 @@ from headstart.server.ollama_dialect import (
     generate_fields,
     listed_model,
     loaded_model,
-    model_details,
     nanoseconds,
     refuse,
     text_fields,
@@ -211,13 +210,9 @@ def _cut(text: str, vocab: Vocab, info: EmbeddingInfo) -> list[int]:
 def ollama_model(service: Service) -> dict[str, Any]:
     """The model as Ollama lists it."""
     target = service.info.target
-    return listed_model(
-        service.served.alias,
-        target.path,
-        target.size_bytes,
-        service.started_at,
-        model_details(target.architecture, target.num_params, target.file_type),
-    )
+    meta = {"size": target.size_bytes, "n_params": target.num_params, "ftype": target.file_type}
+    alias, since = service.served.alias, service.started_at
+    return listed_model(alias, target.path, since, meta, target.architecture)
 
 
 def _capabilities(service: Service) -> list[str]:

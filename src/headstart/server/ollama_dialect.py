@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -173,31 +173,29 @@ def _content(text: Any, images: list[Any]) -> Any:
 OLLAMA_VERSION = "0.12.6"  # some clients reject older ones
 
 
-def model_details(architecture: str, num_params: int, file_type: str) -> dict[str, Any]:
-    """Facts of a model's file; empty where unknown."""
-    billions = num_params / 1e9
-    size = f"{billions:.1f}B" if billions >= 1 else f"{1000 * billions:.2f}M"
-    return {
-        "parent_model": "",
-        "format": "gguf",
-        "family": architecture,
-        "families": [architecture] if architecture else [],
-        "parameter_size": size if num_params else "",
-        "quantization_level": file_type,
-    }
-
-
 def listed_model(
-    name: str, path: str, size_bytes: int, since: float, details: dict[str, Any]
+    name: str, path: str, since: float, meta: Mapping[str, Any], architecture: str = ""
 ) -> dict[str, Any]:
-    """An entry of the list of models on disk; `path` makes the digest unique."""
+    """An entry of the list of models on disk; `path` makes the digest unique.
+
+    `meta`: facts of the file, as /v1/models names them; empty where unknown.
+    """
+    size_bytes, billions = meta.get("size", 0), meta.get("n_params", 0) / 1e9
+    parameters = f"{billions:.1f}B" if billions >= 1 else f"{1000 * billions:.2f}M"
     return {
         "name": name,
         "model": name,
         "modified_at": written_time(since),
         "size": size_bytes,
         "digest": hashlib.sha256(f"{path}\0{size_bytes}".encode()).hexdigest(),
-        "details": details,
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": architecture,
+            "families": [architecture] if architecture else [],
+            "parameter_size": parameters if billions else "",
+            "quantization_level": meta.get("ftype", ""),
+        },
     }
 
 

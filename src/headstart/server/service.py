@@ -115,7 +115,7 @@ class Service:
             CapacityError: the tenant alone would have more than may wait and run.
         """
         most = self.info.max_requests
-        if most is not None and self._num_held[tenant] + count > most:
+        if self._num_held[tenant] + count > most:
             raise CapacityError(
                 f"{self._num_held[tenant]} of your requests wait or run, and {count} more do not "
                 f"fit the {most} that --max-queue and the slots allow; try again later"

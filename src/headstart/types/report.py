@@ -84,7 +84,7 @@ class WorkerInfo:
     max_batch_tokens: int  # most tokens in one decode
     speculation: Mapping[str, Any]  # mode, types, and reasons for what is off; JSON-ready
     system: str  # libllama's build and processor features
-    max_requests: int | None = None  # running and waiting; None: unlimited
+    max_requests: int  # of one tenant, running and waiting
     embedding: EmbeddingInfo | None = None  # None: no embeddings
     why_no_text: str = ""  # for models that only embed
     modalities: tuple[str, ...] = ()  # besides text: "image", "audio"

@@ -55,7 +55,6 @@ class WorkerClient:
         # consecutive attempts that made no process, or in which a worker of --rpc did not answer
         self._waits = 0
         self._restarts = 0
-        self._hearing: object = None  # identifies the current engine; others are ignored
         self._unloading: asyncio.Task[None] | None = None
         self._waking: asyncio.Task[None] | None = None
 
@@ -85,8 +84,7 @@ class WorkerClient:
         if self.status != "ready" or self._deliver or transport is None:
             return
         log.info("no requests: the model is unloaded until the next one")
-        self.status, self._closing = "sleeping", transport
-        self._transport = self._hearing = None
+        self.status, self._closing, self._transport = "sleeping", transport, None
         self._report = dataclasses.replace(self._report, memory_bytes=0)
         self._unloading = asyncio.create_task(asyncio.to_thread(transport.close))
         self.on_change("sleeping")
@@ -110,7 +108,7 @@ class WorkerClient:
         except Exception as error:
             if self.status == "closed":
                 raise CapacityError(_SHUTTING_DOWN) from error
-            self.status, self._transport, self._hearing = "sleeping", None, None
+            self.status, self._transport = "sleeping", None
             log.error("the model could not be loaded again: %s", error)
             raise CapacityError(
                 f"the model could not be loaded again: {error}; try again later"
@@ -119,8 +117,8 @@ class WorkerClient:
     async def close(self) -> None:
         self.status = "closed"
         self._fail_all(CapacityError(_SHUTTING_DOWN))
-        transport, self._transport = self._transport, None
-        if transport is not None:
+        transport = self._transport
+        if transport is not None and transport is not self._closing:
             self._closing = transport
             await asyncio.to_thread(transport.close)
 
@@ -137,12 +135,11 @@ class WorkerClient:
     def _launch(self) -> None:
         self._transport = None
         transport = self._make_transport()
-        self._hearing = object()
-        transport.start(partial(self._hear, self._hearing))
+        transport.start(partial(self._hear, transport))
         self._transport = transport
 
-    def _hear(self, engine: object, said: Said) -> None:
-        if engine is not self._hearing:
+    def _hear(self, transport: ProcessTransport, said: Said) -> None:
+        if transport is not self._transport:  # of an earlier engine
             return
         match said:
             case list():

@@ -20,12 +20,7 @@ from headstart.gateway.router.pooled_model import LOADING, UNLOADED, PooledModel
 from headstart.gateway.router.presets import CACHE, ModelPreset
 from headstart.server.body import off_loop, read_object
 from headstart.server.errors import ApiError, shorten
-from headstart.server.ollama_dialect import (
-    OLLAMA_VERSION,
-    listed_model,
-    loaded_model,
-    model_details,
-)
+from headstart.server.ollama_dialect import OLLAMA_VERSION, listed_model, loaded_model
 from headstart.server.routing import json_response
 from headstart.types.errors import ModelError
 
@@ -193,9 +188,7 @@ class OwnRoutes:
 
     def _tag(self, model: PooledModel) -> dict[str, Any]:
         """Size and details are those that its server reported when it was last loaded."""
-        meta = model.info.get("meta", {})
-        details = model_details("", meta.get("n_params", 0), meta.get("ftype", ""))
-        return listed_model(model.name, model.name, meta.get("size", 0), self._started_at, details)
+        return listed_model(model.name, model.name, self._started_at, model.info.get("meta", {}))
 
     def _describe(self, model: PooledModel) -> dict[str, Any]:
         preset = model.preset
