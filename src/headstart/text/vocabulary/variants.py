@@ -1,7 +1,8 @@
 """Derives replacements of the other spellings of a replaced word.
 
 A word has different tokens after a space, a bracket or a dot: ` count`, `(count` and `count`. A
-replacement of one implies the others.
+replacement of one implies the others: in the workload `rename` of `benchmarks.replay` that makes a
+tenth more tokens a step (auto:suffix).
 """
 
 from __future__ import annotations
