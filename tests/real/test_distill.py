@@ -215,6 +215,7 @@ def test_a_draft_model_without_unused_tokens_loses_what_it_says(folder: Path, tm
         ("cut", "own.gguf", "link.gguf"),
         ("train", "own.gguf", "own.gguf"),
         ("train", "own.candidate.gguf", "own.gguf"),
+        ("train", "of another folder/own.candidate.gguf", "own.gguf"),
         ("graft", "own.gguf", "link.gguf"),
     ],
 )
@@ -223,6 +224,7 @@ def test_a_model_that_is_read_is_never_written(
 ) -> None:
     monkeypatch.setattr(command, "find_spec", lambda name: True)  # it is refused before training
     source = tmp_path / base
+    source.parent.mkdir(exist_ok=True)
     source.write_bytes(path(DRAFT).read_bytes())
     (tmp_path / "link.gguf").symlink_to(source)
     named = "--base" if step == "graft" else "--draft-model"

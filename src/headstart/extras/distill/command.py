@@ -93,6 +93,11 @@ def run(resolved: Resolved) -> int:
     work = _Work(resolved.config(), folder, tenants, options)
     written = {"train": (work.output, work.candidate), "cut": (work.output,)}.get(step, ())
     _keep(written, (work.models.target, *work.drafts))
+    if step == "train" and work.candidate.stem in [one.stem for one in work.drafts]:
+        raise ConfigError(
+            f"{work.candidate} would have the name of a draft model that it is compared with; "
+            "name another --output"
+        )
     found = work.measure()
     work.tell(found.report(), measured=found.describe())
     code = 0
