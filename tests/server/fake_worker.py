@@ -55,7 +55,7 @@ INFO = WorkerInfo(
 )
 DRAFTED = SpeculationStats(
     num_calls=4,
-    num_offered=2,
+    num_drafts_offered=2,
     verified=Counter({(0, 3, 2): 1}),
     reasons=Counter({"no match": 2, "below break-even": 1}),
 )

@@ -83,7 +83,7 @@ class Budget:
         """The speedup reached; never below 1."""
         return max(1.0, self._tokens / self._time)
 
-    def rate(self, step: Step, plain_ms: float) -> float:
+    def price_per_ms(self, step: Step, plain_ms: float) -> float:
         """Tokens per millisecond that a draft must exceed, including the margin.
 
         A millisecond delays every slot in use, but drafts repay only those that generate.
@@ -91,11 +91,11 @@ class Budget:
         num_delayed = step.num_slots + step.num_reading + (FIRST_TOKEN - 1.0) * step.num_first
         return self.speedup * (1.0 + MARGIN) * num_delayed / plain_ms
 
-    def rates(self, step: Step, plain_ms: float) -> tuple[float, float]:
-        """The price of a step of so many ms is r ms + a ms^2 tokens; returns r and a."""
+    def price_terms(self, step: Step, plain_ms: float) -> tuple[float, float]:
+        """The price of a step in tokens, including arrivals: per ms, and per ms^2."""
         arrivals = self._arrived / (self._elapsed_ms or 1.0)
         per_slot = self.speedup * (1.0 + MARGIN) / plain_ms
-        return self.rate(step, plain_ms), 0.5 * FIRST_TOKEN * arrivals * per_slot
+        return self.price_per_ms(step, plain_ms), 0.5 * FIRST_TOKEN * arrivals * per_slot
 
     def plain_ms(self, step: Step) -> float:
         """Milliseconds of a step without drafts."""
@@ -111,8 +111,8 @@ class Budget:
         if len(survivals) == 1 or not longest:
             return 0 if longest else None
         curve = self._cost.curve(step.most_rows(longest), step.context, can_fill=step.can_pad)
-        rate = self.rate(step, curve[step.num_slots])
-        price = rate * step.draft_ms([longest], curve) / longest
+        per_ms = self.price_per_ms(step, curve[step.num_slots])
+        price = per_ms * step.draft_ms([longest], curve) / longest
 
         def worth(index: int) -> tuple[float, float]:
             survival = survivals[index]
@@ -197,24 +197,24 @@ class Budget:
         base = 1 if step.rows is Rows.EQUAL else step.num_base_rows - num_again
         most = base + num_again + len(survival)
         curve = self._cost.curve(max(most, step.num_slots), step.context, can_fill=step.can_pad)
-        rate = self.rate(step, curve[step.num_slots])
+        per_ms = self.price_per_ms(step, curve[step.num_slots])
         without_ms = curve[base]
         if step.rows is Rows.EQUAL:
             without_ms = curve[step.num_slots] - curve[step.num_slots - 1]
         # by the step after a rejection, if those rows are too expensive for another draft
-        lost = max(0.0, rate * curve[step.num_slots] / step.num_slots - 1.0)
+        lost = max(0.0, per_ms * curve[step.num_slots] / step.num_slots - 1.0)
         # the state is copied before it, unless that was done before the rows decoded again
-        worth, reached, price = list[float](), 1.0, 0.0 if num_again else rate * copy_ms
+        worth, reached, price = list[float](), 1.0, 0.0 if num_again else per_ms * copy_ms
         for index, chance in enumerate(survival, 1):
-            again = rate * (curve[base + num_again + index] - without_ms)
-            again += rate * copy_ms + min(again, lost)
+            again = per_ms * (curve[base + num_again + index] - without_ms)
+            again += per_ms * copy_ms + min(again, lost)
             price += (reached - chance) * again  # for this token being the first one rejected
             worth.append(chance - price)
             reached, price = chance, 0.0
         return _never_rising(worth)
 
     def _try_plain(self, step: Step, speedup: float) -> bool:
-        """Whether to time a plain step now, without drafts and padding; rarely true."""
+        """Count the step; returns whether to time it without drafts and padding, which is rare."""
         num_slots, lost = step.num_slots, 1.0 - 1.0 / speedup
         if step.num_base_rows > num_slots:
             return False
@@ -229,21 +229,21 @@ class Budget:
         self, survivals: Sequence[Sequence[float]], given: Sequence[int], left: int, step: Step
     ) -> Sequence[int]:
         """Give rows to the tokens with the highest survival while that pays."""
-        offers = sorted([s for own in survivals for s in own if s > 0.0], reverse=True)
-        del offers[left:]
-        if not offers:
+        ranked = sorted([s for own in survivals for s in own if s > 0.0], reverse=True)
+        del ranked[left:]
+        if not ranked:
             return given
         base = step.num_base_rows + sum(given)
-        curve = self._cost.curve(base + len(offers), step.context, can_fill=step.can_pad)
-        rate, more = self.rates(step, curve[step.num_slots])
-        # expected tokens above the price of the best 0, 1, ... of the offers
-        totals = zip(accumulate(offers, initial=0.0), curve[base:], strict=False)
-        values = [tokens - (rate + more * ms) * ms for tokens, ms in totals]
+        curve = self._cost.curve(base + len(ranked), step.context, can_fill=step.can_pad)
+        per_ms, per_ms2 = self.price_terms(step, curve[step.num_slots])
+        # expected tokens above the price of the first 0, 1, ... of them
+        totals = zip(accumulate(ranked, initial=0.0), curve[base:], strict=False)
+        values = [tokens - (per_ms + per_ms2 * ms) * ms for tokens, ms in totals]
         num_rows = values.index(max(values))
         if len(survivals) == 1 or not num_rows:
             return [num_rows] * len(survivals)
-        threshold = offers[num_rows - 1]  # ties go to the earlier slot
-        ties = offers[:num_rows].count(threshold)
+        threshold = ranked[num_rows - 1]  # ties go to the earlier slot
+        ties = ranked[:num_rows].count(threshold)
         lengths = []
         for own in survivals:
             length = 0
@@ -266,10 +266,12 @@ class Budget:
         most = min(step.max_rows - num_slots, left) // num_slots
         longest = min(max(map(len, survivals)), most)
         curve = self._cost.curve(num_slots * (1 + max(least, longest)), step.context)
-        rate, more = self.rates(step, curve[num_slots])
+        per_ms, per_ms2 = self.price_terms(step, curve[num_slots])
         gains = accumulate(map(sum, zip_longest(*survivals, fillvalue=0.0)), initial=0.0)
         times = [curve[num_slots * (1 + max(least, length))] for length in range(longest + 1)]
-        values = [gain - (rate + more * ms) * ms for gain, ms in zip(gains, times, strict=False)]
+        values = [
+            gain - (per_ms + per_ms2 * ms) * ms for gain, ms in zip(gains, times, strict=False)
+        ]
         best = values.index(max(values)) if values else 0
         return [sum([s > 0.0 for s in own[:best]]) for own in survivals]
 
@@ -282,12 +284,12 @@ class Budget:
         again = step.again or [0] * len(survivals)
         longest = min(max(map(len, survivals)), left)
         curve = self._cost.curve(step.most_rows(longest), step.context)
-        rate, more = self.rates(step, curve[step.num_slots])
+        per_ms, per_ms2 = self.price_terms(step, curve[step.num_slots])
         gains = [list(accumulate(own, initial=0.0)) for own in survivals]
         # rows decoded again without a draft first count as passes of their own, which is O(1)
         again_ms = sum([curve[1 + num] for num in again if num])
         ms = again_ms + curve[again.count(0)]
-        most, best, num_best = -(rate + more * ms) * ms, list[tuple[float, int, int]](), 0
+        most, best, num_best = -(per_ms + per_ms2 * ms) * ms, list[tuple[float, int, int]](), 0
         for num_more in range(1, max(again) + longest + 1):
             drafts = list[tuple[float, int, int]]()  # gain, slot, length
             for index, own in enumerate(gains):
@@ -306,13 +308,13 @@ class Budget:
                 else:
                     num_plain -= 1
                 ms = curve[num * (1 + num_more)] + rest_ms + curve[num_plain]
-                if (value := gain - (rate + more * ms) * ms) > most:
+                if (value := gain - (per_ms + per_ms2 * ms) * ms) > most:
                     most, best, num_best = value, drafts, num
         chosen = {index: length for _, index, length in best[:num_best]}
         lengths = [chosen.get(index, 0) for index in range(len(again))]
         before, after = (step.milliseconds(one, curve) for one in ((), lengths))
         gain = sum([worth for worth, _, _ in best[:num_best]])
-        pays = gain > (rate + more * (before + after)) * (after - before)
+        pays = gain > (per_ms + per_ms2 * (before + after)) * (after - before)
         return lengths if pays else [0] * len(again)
 
 

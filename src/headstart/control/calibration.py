@@ -70,17 +70,17 @@ class LabelCounts:
         prior = MODEL_PRIOR if self.is_probability else PRIOR
         return (sum(self._m) + WEIGHT * prior) / (sum(self._n) + WEIGHT)
 
-    def rates(self, confidence: Sequence[float]) -> list[float]:
+    def acceptances(self, confidence: Sequence[float]) -> list[float]:
         """Conditional acceptance of each token of a draft."""
         is_probability = self.is_probability
         mean, m, n = 0.0 if is_probability else self.mean(), self._m, self._n
-        rates = []
+        acceptances = []
         for score in confidence:
             bucket = bisect_right(EDGES, score)
             base = 0.1 + 0.8 * score if is_probability else mean
-            rate = (m[bucket] + WEIGHT * base) / (n[bucket] + WEIGHT)
-            rates.append(0.002 if rate < 0.002 else 0.998 if rate > 0.998 else rate)
-        return rates  # finite log-odds
+            share = (m[bucket] + WEIGHT * base) / (n[bucket] + WEIGHT)
+            acceptances.append(0.002 if share < 0.002 else 0.998 if share > 0.998 else share)
+        return acceptances  # finite log-odds
 
     def count(self, confidence: Sequence[float], num_matched: int) -> None:
         """Add labels: the first `num_matched` were accepted."""
@@ -104,12 +104,12 @@ class RequestBias:
     def __init__(self) -> None:
         self.shift, self.variance, self.odds = 0.0, SHIFT_VARIANCE, 1.0
 
-    def learn(self, rates: Sequence[float], num_matched: int) -> None:
-        """Update from a draft's labels; `rates` are the average acceptances."""
+    def learn(self, acceptances: Sequence[float], num_matched: int) -> None:
+        """Update from a draft's labels; `acceptances` are those of the average request."""
         variance, shift, odds = self.variance, self.shift, self.odds
-        for i, rate in enumerate(rates):
-            right = rate * odds
-            p = right / (1.0 - rate + right)
+        for i, acceptance in enumerate(acceptances):
+            right = acceptance * odds
+            p = right / (1.0 - acceptance + right)
             variance += SHIFT_DRIFT
             variance /= 1.0 + variance * p * (1.0 - p)
             shift = shift * FADE + variance * ((1.0 if i < num_matched else 0.0) - p)
@@ -140,24 +140,24 @@ class TokenOdds:
         return len(self.drafted) + len(self.before)
 
     def learn(
-        self, tokens: Sequence[int], rates: Sequence[float], odds: float, num_matched: int
+        self, tokens: Sequence[int], acceptances: Sequence[float], odds: float, num_matched: int
     ) -> None:
         """Count labels.
 
         Args:
             tokens: the token before the first label, then the drafted ones.
-            rates: conditional acceptance of each, by its score; `odds` is the request's factor.
+            acceptances: conditional, of each by its score; `odds` is the request's factor.
             num_matched: number of leading tokens that matched.
         """
-        for i, rate in enumerate(rates):
-            accepted, right = 1.0 if i < num_matched else 0.0, rate * odds
+        for i, acceptance in enumerate(acceptances):
+            accepted, right = 1.0 if i < num_matched else 0.0, acceptance * odds
             for token, counts in ((tokens[i + 1], self.drafted), (tokens[i], self.before)):
                 n, m, e, _ = counts.get(token, _NO_LABELS)
                 if not n and len(counts) >= MAX_TOKENS:  # drop the half with the fewest labels
                     for rare in sorted(counts, key=counts.__getitem__)[: MAX_TOKENS // 2]:
                         del counts[rare]
                 n, m = n * FADE + 1.0, m * FADE + accepted
-                e = e * FADE + right / (1.0 - rate + right)
+                e = e * FADE + right / (1.0 - acceptance + right)
                 factor = (m + 1.0) / (e + 1.0) * (n - e + 1.0) / (n - m + 1.0)
                 counts[token] = (n, m, e, factor)
                 right *= factor
@@ -208,9 +208,10 @@ class Calibration:
         drafted = map(by_token.drafted.get, tokens[1:] or none, repeat(_NO_LABELS))
         alive = 1.0
         survival: list[float] = []
-        for rate, before, token in zip(table.rates(confidence), befores, drafted, strict=False):
-            right = rate * odds * (before[3] * token[3])
-            alive *= right / (1.0 - rate + right)
+        acceptances = table.acceptances(confidence)
+        for acceptance, before, token in zip(acceptances, befores, drafted, strict=False):
+            right = acceptance * odds * (before[3] * token[3])
+            alive *= right / (1.0 - acceptance + right)
             survival.append(alive)
             if alive < 0.01:  # later tokens are hardly ever accepted
                 break
@@ -271,10 +272,10 @@ class Calibration:
         """
         known = self._requests.get(number, {}).get(speculator) or self._know(number, speculator)
         table, bias, by_token = known
-        rates = table.rates(confidence)
+        acceptances = table.acceptances(confidence)
         if tokens:
-            by_token.learn(tokens, rates, bias.odds, num_matched)
-        bias.learn(rates, num_matched)
+            by_token.learn(tokens, acceptances, bias.odds, num_matched)
+        bias.learn(acceptances, num_matched)
         table.count(confidence, num_matched)
 
     def begin(self, number: int, namespace: str) -> None:

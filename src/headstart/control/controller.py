@@ -10,11 +10,11 @@ parts, in milliseconds and tokens:
 
 One step:
 
-    controller.may_ask_now(...), begin_model_step(...)    which speculators are asked
-    controller.survival(...), best(...)                   the value of a draft
-    controller.grant(slots, step)                         how far draft models draft
-    controller.assign_rows(plan)                          how many tokens of each draft are verified
-    controller.read(record)                               costs of the step, and labels
+    controller.begin_text_step(...), begin_model_step(...)   which speculators are asked
+    controller.survival(...), best(...)                      the value of a draft
+    controller.grant(asked, step)                            how far draft models draft
+    controller.assign_rows(plan)                             how many tokens of each are verified
+    controller.read(record)                                  costs of the step, and labels
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Controller:
         self.begin_model_step = self._model_planner.begin_step
         self.grant = self._model_planner.grant
 
-    def may_ask_now(self, speculator: str, num_slots: int) -> bool:
+    def begin_text_step(self, speculator: str, num_slots: int) -> bool:
         """Whether to ask a text speculator for `num_slots` answers; call it once per step."""
         asking = self._asking.get(speculator)
-        return asking is None or asking.may_ask_now(num_slots)
+        return asking is None or asking.begin_step(num_slots)
 
     def assign_rows(self, plan: StepPlan) -> None:
         """Write into the plan how many draft tokens each answer verifies (all 0: none in this

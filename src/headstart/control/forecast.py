@@ -76,13 +76,13 @@ class Profile:
                     came[at] += 1.0
                     came[at + 1] += before
 
-    def rates(self, prior: Array) -> Array:
+    def probabilities(self, prior: Array) -> Array:
         """Probabilities of going on and of being kept, by limit and place, shrunk towards
         `prior`.
         """
         came, passed = np.array((self._came, self._passed)).reshape(2, -1, 2, 2)
-        rates: Array = (passed + WEIGHT * prior) / (came + WEIGHT)
-        return rates
+        shrunk: Array = (passed + WEIGHT * prior) / (came + WEIGHT)
+        return shrunk
 
 
 class DraftHistory:
@@ -128,24 +128,26 @@ class DraftHistory:
             self.share += 0.1 * FAST * max(0.0, 0.5 - self.share)
         self.requests.pop(number, None)
 
-    def rates(self, numbers: Sequence[int], acceptance: float) -> Array:
-        """Rates by request, limit, place and kind; `acceptance` is that of an average token."""
-        everyone = self._profile.rates(_PRIOR * (1.0, acceptance))
-        requests = map(self.requests.get, numbers)
-        return np.array([everyone if one is None else one.rates(everyone) for one in requests])
+    def probabilities(self, numbers: Sequence[int], acceptance: float) -> Array:
+        """Probabilities by request, limit, place and kind; `acceptance` is that of an average
+        token.
+        """
+        everyone = self._profile.probabilities(_PRIOR * (1.0, acceptance))
+        profiles = map(self.requests.get, numbers)
+        return np.array([everyone if p is None else p.probabilities(everyone) for p in profiles])
 
 
-def forecast(rates: Array, lengths: NDArray[np.int64]) -> tuple[Array, Array, Array]:
+def forecast(probabilities: Array, lengths: NDArray[np.int64]) -> tuple[Array, Array, Array]:
     """Expected values for drafts of up to `lengths` tokens, by request, limit and length: accepted
     tokens, drafted tokens, and rounds of the model (one per token, and one for a token below the
     limit).
 
     Args:
-        rates: as `DraftHistory.rates`.
+        probabilities: as `DraftHistory.probabilities`.
         lengths: by request and length.
     """
-    rates = np.minimum(rates, 1.0 - 1e-9)[..., None]
-    first, later = rates[:, :, 0], rates[:, :, 1]
+    below_one = np.minimum(probabilities, 1.0 - 1e-9)[..., None]
+    first, later = below_one[:, :, 0], below_one[:, :, 1]
     # geometric series
     sums = first * (1.0 - later ** lengths[:, None, None, :]) / (1.0 - later)
     before = (sums - first)[:, :, 0] / np.maximum(later[:, :, 0], 1e-9)  # without the last token

@@ -1,11 +1,11 @@
 """Decides whether and how far a draft model drafts, before its time is spent.
 
-All slots draft together, in rounds of one token each. Chooses the number of slots, length and
+All answers draft together, in rounds of one token each. Chooses the number of answers, length and
 confidence limit of the highest value, or none if no value is positive:
 
-    expected accepted tokens - rate * (draft ms(slots, rounds) + ms(base + rows) - ms(base))
+    expected accepted tokens - price * (draft ms(answers, rounds) + ms(base + rows) - ms(base))
 
-`forecast` predicts the drafts; `rate` is the budget's, including its margin. A model that skips the
+`forecast` predicts the drafts; the price of a millisecond is the budget's. A model that skips the
 middle of long texts is planned as a separate model (named `with_gap`), with less to decode and its
 own statistics. At most one drafts for a slot.
 
@@ -24,7 +24,7 @@ import numpy as np
 from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
 from headstart.control.cost import CostTable, DraftCost
-from headstart.control.forecast import LIMITS, DraftHistory, forecast
+from headstart.control.forecast import LIMITS, Array, DraftHistory, forecast
 from headstart.control.trials import PROBE_TOKENS, Probes
 from headstart.control.values import WEIGHT, AskedAnswer, DraftCall, Step, with_gap
 from headstart.types import Rows
@@ -66,54 +66,54 @@ class ModelDraftPlanner:
         """
         chosen: dict[int, AskedAnswer] = {}  # by number
         gains: dict[int, float] = {}
-        for name, slots in asked.items():
+        for name, own in asked.items():
             has_fixed, auto = False, list[AskedAnswer]()
-            for slot in slots:
-                policy = slot.answer.sequence.policy
+            for one in own:
+                policy = one.answer.sequence.policy
                 if policy.is_fixed:
                     has_fixed = True
-                    if chosen.setdefault(slot.number, slot) is slot:
-                        slot.num_granted = slot.max_tokens
-                        slot.min_confidence = policy.p_min
-                elif slot.max_tokens > 0:
-                    auto.append(slot)
+                    if chosen.setdefault(one.number, one) is one:
+                        one.num_granted = one.max_tokens
+                        one.min_confidence = policy.p_min
+                elif one.max_tokens > 0:
+                    auto.append(one)
             if not auto:
                 continue
             if self.drafters[name].probes.is_closed:
-                for slot in auto:
-                    slot.reason = CLOSED
+                for one in auto:
+                    one.reason = CLOSED
             tables = self._calibration.tables
             num_labels = tables[name].num_labels + tables[with_gap(name)].num_labels
             if num_labels < WEIGHT:  # until then it does not catch up on every prompt
-                auto.sort(key=lambda slot: slot.catch_up)
-                for slot in auto[1:]:
-                    slot.reason = "tried on another slot first"
+                auto.sort(key=lambda one: one.catch_up)
+                for one in auto[1:]:
+                    one.reason = "tried on another slot first"
                 del auto[1:]
             for can_skip in (False, True):
-                able = [slot for slot in auto if slot.can_skip or not can_skip]
+                able = [one for one in auto if one.can_skip or not can_skip]
                 best, length, limit, gain = self._best(name, able, step, gains, can_skip=can_skip)
-                for slot in best:
-                    _grant(slot, length, chosen)
-                    slot.min_confidence, slot.skips = limit, can_skip
-                    gains[slot.number] = gains.get(slot.number, 0.0) + gain
+                for one in best:
+                    _grant(one, length, chosen)
+                    one.min_confidence, one.skips = limit, can_skip
+                    gains[one.number] = gains.get(one.number, 0.0) + gain
             drafter = self.drafters[name]
-            if any(slot.num_granted for slot in slots):
+            if any(one.num_granted for one in own):
                 drafter.probes.reading, drafter.num_refused = None, 0
             elif not has_fixed:
                 probed = self._probe(drafter, auto, step)
                 if probed is not None:
-                    slot = next(slot for slot in auto if slot.number == probed)
+                    one = next(one for one in auto if one.number == probed)
                     drafter.probes.savings -= gains.get(probed, 0.0)  # taken from another
-                    _grant(slot, PROBE_TOKENS, chosen)
-                    slot.skips, slot.is_probe = slot.can_skip, True
-                if not any(slot.to_beat for slot in slots):
+                    _grant(one, PROBE_TOKENS, chosen)
+                    one.skips, one.is_probe = one.can_skip, True
+                if not any(one.to_beat for one in own):
                     drafter.num_refused += 1
                     drafter.rest = min(REST, drafter.num_refused // 8)
-        for name, slots in asked.items():
-            for slot in slots:
-                if not slot.num_granted:
-                    for one in (name, with_gap(name)):
-                        self.drafters[one].history.skip(slot.number)
+        for name, own in asked.items():
+            for one in own:
+                if not one.num_granted:
+                    for tracked in (name, with_gap(name)):
+                        self.drafters[tracked].history.skip(one.number)
 
     def begin_step(self, speculator: str) -> str:
         """Save up for probes, once per step; returns why it is not planned now, "" if it is."""
@@ -194,52 +194,86 @@ class ModelDraftPlanner:
     def _best(
         self,
         speculator: str,
-        slots: Sequence[AskedAnswer],
+        asked: Sequence[AskedAnswer],
         step: Step,
         gains: Mapping[int, float],
         *,
         can_skip: bool,
     ) -> tuple[list[AskedAnswer], int, float, float]:
-        """The best plan for these slots, beyond the expected gains of other models: for which slots
-        to draft, how far, down to which confidence, and the expected tokens above the price for
-        each.
+        """The best plan for these answers, beyond the expected gains of other models: for which to
+        draft, how far, down to which confidence, and the expected tokens above the price for each.
         """
         nothing = list[AskedAnswer](), 0, 0.0, 0.0
         name = with_gap(speculator) if can_skip else speculator
         state, cost = self.drafters[name], self.drafters[speculator].cost
         state.gain = 0.0
-        if not slots or step.max_draft_rows < 1 or state.probes.is_closed:
+        if not asked or step.max_draft_rows < 1 or state.probes.is_closed:
             return nothing
-        # rows that are decoded again have passes of their own
-        base = step.num_slots if step.rows is Rows.EQUAL else step.num_base_rows
-        num_even = step.num_slots if step.rows is Rows.PADDED else 0
-        plain, num = self._budget.plain_ms(step), len(slots)
-        rate, more = self._budget.rates(step, plain)
-        # by slot: what its draft must earn, fixed and per token of catching up
-        to_beat, factor = np.empty((num, 1, 1)), np.empty((num, 1, 1))
-        token_price, share = rate * cost.token(plain), state.history.share
-        handicap = self._budget.handicap(step)
-        for i, slot in enumerate(slots):
-            reading = token_price * (slot.num_recent if can_skip else slot.catch_up)
-            reading /= max(1.0, share * self._num_left(slot))
-            to_beat[i] = slot.to_beat + gains.get(slot.number, 0.0) + reading + handicap
-            factor[i] = 1.0 - reading
-        most = [min(slot.max_tokens, step.max_draft_rows) for slot in slots]
+        most = [min(one.max_tokens, step.max_draft_rows) for one in asked]
         mean = self._calibration.tables[name].mean()
-        rates = state.history.rates([slot.number for slot in slots], mean)
-        tokens, rows, rounds = forecast(rates, np.minimum.outer(most, LENGTHS))
-        worth = factor * tokens - to_beat
-        # by number of slots, limit and length, in each limit's order of slots
+        probabilities = state.history.probabilities([one.number for one in asked], mean)
+        # arrays by answer, limit and length
+        tokens, rows, rounds = forecast(probabilities, np.minimum.outer(most, LENGTHS))
+        plain = self._budget.plain_ms(step)
+        token_price = self._budget.price_per_ms(step, plain) * cost.token(plain)
+        readings = list[float]()  # price of catching up, per token of the steps with its drafts
+        for one in asked:
+            reading = token_price * (one.min_catch_up if can_skip else one.catch_up)
+            readings.append(reading / max(1.0, state.history.share * self._num_left(one)))
+        worth = self._worth(asked, tokens, readings, gains, step)
         order, busy = np.zeros((1, len(LIMITS)), np.intp), rounds / LENGTHS
-        if num > 1:
+        if len(asked) > 1:  # the most valuable answers first, for each limit
             order = (-worth.max(axis=2)).argsort(axis=0, kind="stable")
             each = np.array((worth, rows, busy))
             worth, rows, busy = each[:, order, np.arange(len(LIMITS))]
-        rows = num_even * np.maximum.accumulate(rows) if num_even else rows.cumsum(axis=0)
+        # by number of answers, limit and length
+        values = worth.cumsum(axis=0) - self._price(rows, busy, max(most), cost, step)
+        last, at = divmod(int(values.argmax()), len(LIMITS) * len(LENGTHS))
+        limit, length = divmod(at, len(LENGTHS))
+        state.gain = value = float(values[last, limit, length])
+        if value <= 0.0:
+            return nothing
+        best = [asked[i] for i in order[: last + 1, limit]]
+        return best, int(LENGTHS[length]), float(LIMITS[limit]), value / (last + 1)
+
+    def _worth(
+        self,
+        asked: Sequence[AskedAnswer],
+        tokens: Array,
+        readings: Sequence[float],
+        gains: Mapping[int, float],
+        step: Step,
+    ) -> Array:
+        """Expected accepted tokens, minus what the answers have without this draft and minus the
+        price of catching up; by answer, limit and length, as `tokens`.
+        """
+        to_beat, handicap = list[float](), self._budget.handicap(step)
+        for one, reading in zip(asked, readings, strict=True):
+            to_beat.append(one.to_beat + gains.get(one.number, 0.0) + reading + handicap)
+        factors = 1.0 - np.array(readings)
+        worth: Array = factors[:, None, None] * tokens - np.array(to_beat)[:, None, None]
+        return worth
+
+    def _price(self, rows: Array, busy: Array, longest: int, cost: DraftCost, step: Step) -> Array:
+        """Price of the model's and the target's time for the first 1, 2, ... answers.
+
+        Args:
+            rows: expected draft tokens, by answer, limit and length.
+            busy: share of the rounds in which the answer's draft still grows.
+            longest: most tokens of a draft.
+        """
+        num = len(rows)
+        # rows that are decoded again have passes of their own
+        base = step.num_slots if step.rows is Rows.EQUAL else step.num_base_rows
+        if step.rows is Rows.PADDED:
+            rows, most_rows = step.num_slots * np.maximum.accumulate(rows), step.num_slots * longest
+        else:
+            rows, most_rows = rows.cumsum(axis=0), num * longest
+        most_rows = base + min(step.max_draft_rows, most_rows)
+        curve = self._cost.curve(most_rows, step.context, can_fill=step.can_pad)
+        plain = curve[step.num_slots]
         round_ms = np.array([cost.round(n, plain) for n in range(1, num + 1)])[:, None, None]
         draft_ms = round_ms * LENGTHS * (1.0 - (1.0 - busy).cumprod(axis=0))
-        most_rows = base + min(step.max_draft_rows, (num_even or num) * max(most))
-        curve = self._cost.curve(most_rows, step.context, can_fill=step.can_pad)
         if step.rows is Rows.EQUAL:  # those with drafts have a pass of their own
             first = np.arange(1, num + 1)[:, None, None]
             draft_ms += np.take(curve, base - first)
@@ -247,32 +281,26 @@ class ModelDraftPlanner:
         else:
             rows = base + rows
         more_ms = draft_ms + np.interp(rows, np.arange(len(curve)), curve) - curve[base]
-        price = (rate + more * (2.0 * curve[base] + more_ms)) * more_ms
-        values = worth.cumsum(axis=0) - price
-        n, at = divmod(int(values.argmax()), len(LIMITS) * len(LENGTHS))
-        limit, length = divmod(at, len(LENGTHS))
-        state.gain = value = float(values[n, limit, length])
-        if value <= 0.0:
-            return nothing
-        best = [slots[i] for i in order[: n + 1, limit]]
-        return best, int(LENGTHS[length]), float(LIMITS[limit]), value / (n + 1)
+        per_ms, per_ms2 = self._budget.price_terms(step, plain)
+        price: Array = (per_ms + per_ms2 * (2.0 * curve[base] + more_ms)) * more_ms
+        return price
 
-    def _num_left(self, slot: AskedAnswer) -> float:
+    def _num_left(self, one: AskedAnswer) -> float:
         """Tokens still to come: the mean answer length, but at least as many as there are so far,
         because lengths vary so much; at most the rest of max_tokens.
         """
-        return max(1.0, min(slot.num_left, max(self._answer, slot.num_answered)))
+        return max(1.0, min(one.num_left, max(self._answer, one.num_answered)))
 
-    def _probe(self, drafter: ModelState, slots: Sequence[AskedAnswer], step: Step) -> int | None:
+    def _probe(self, drafter: ModelState, asked: Sequence[AskedAnswer], step: Step) -> int | None:
         """The request to probe now, if any."""
         plain = self._budget.plain_ms(step)
         token, price = drafter.cost.token(plain) / plain, drafter.cost.round(1, plain) / plain
-        readings = {one.number: token * one.num_recent for one in slots}
+        readings = {one.number: token * one.min_catch_up for one in asked}
         return drafter.probes.choose(readings, PROBE_TOKENS * price)
 
 
-def _grant(slot: AskedAnswer, length: int, chosen: dict[int, AskedAnswer]) -> None:
-    """Let a model draft for this slot, instead of the one chosen before."""
-    if slot.number in chosen:
-        chosen[slot.number].num_granted = 0
-    slot.num_granted, chosen[slot.number] = min(slot.max_tokens, length), slot
+def _grant(one: AskedAnswer, length: int, chosen: dict[int, AskedAnswer]) -> None:
+    """Let a model draft for this answer, instead of the one chosen before."""
+    if one.number in chosen:
+        chosen[one.number].num_granted = 0
+    one.num_granted, chosen[one.number] = min(one.max_tokens, length), one

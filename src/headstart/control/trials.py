@@ -44,8 +44,8 @@ class AskingBudget:
     slot_ms: float = 0.0  # of a step without drafts, per slot
     is_new: bool = True  # asked once at most
 
-    def may_ask_now(self, num_slots: int) -> bool:
-        """Whether to ask for `num_slots` slots in this step; call it once per step."""
+    def begin_step(self, num_slots: int) -> bool:
+        """Whether to ask for `num_slots` slots in this step; if not, save up. Once per step."""
         if self.savings >= 0.0 or self.gain >= self.cost:
             return True
         self.savings += num_slots * TRIAL_SHARE * self.slot_ms

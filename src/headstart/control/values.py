@@ -113,8 +113,8 @@ class AskedAnswer:
         return self.recent is not None and 2 * self.recent <= self.catch_up and self.catch_up > 0
 
     @property
-    def num_recent(self) -> int:
-        """Minimum number of tokens to decode first."""
+    def min_catch_up(self) -> int:
+        """Fewest tokens to decode first."""
         return self.recent if self.recent is not None and self.can_skip else self.catch_up
 
 

@@ -42,7 +42,8 @@ class CopyPrices:
     def pays(self, num_tokens: int, is_answer: bool) -> bool:
         """Whether a block is copied within a step's time, or copying it, and back, takes less time
         than decoding it again. A graphics card reads prompts fast and copies single cells slowly:
-        20 ms for 64 tokens of an answer beside seven others, 9 to decode them.
+        20 ms for 64 tokens of an answer beside seven others, 9 to decode them. If not, the price
+        falls a little.
         """
         seconds = self._block_seconds[is_answer]
         pays = seconds <= STEP_SECONDS or self.saves_time(num_tokens, 2.0 * seconds)
@@ -51,7 +52,9 @@ class CopyPrices:
         return pays
 
     def restoring_pays(self, num_gained: int, num_bytes: float) -> bool:
-        """Whether copying that many bytes back takes less time than decoding their tokens."""
+        """Whether copying that many bytes back takes less time than decoding their tokens; if not,
+        the price falls a little.
+        """
         pays = self.saves_time(num_gained, num_bytes * self.seconds_per_byte)
         if not pays and num_gained >= LEAST_TOKENS:
             self.seconds_per_byte *= 1.0 - FORGETTING

@@ -67,7 +67,7 @@ class Drafting:
 
     def draft(self, plan: StepPlan, engine: Engine) -> None:
         """Write the drafts of all answers into the plan, and padding rows if they save time."""
-        self.tell(self._draft, plan, engine)
+        self.run_guarded(self._draft, plan, engine)
         if self.failure:
             plan.drop_drafts("control failed")
 
@@ -81,7 +81,7 @@ class Drafting:
         can_pad = engine.padding_sequence is not None and not plan.prompts
         may_ask, resting, control = set[str](), dict[str, str](), self.controller
         if answers:
-            may_ask = {s.name for s in self._texts if control.may_ask_now(s.name, len(answers))}
+            may_ask = {s.name for s in self._texts if control.begin_text_step(s.name, len(answers))}
             resting = {s.name: control.begin_model_step(s.name) for s in self._models}
         # of fixed lengths, or forced
         always = (one.sequence.policy.is_fixed or one.sequence.legality for one in answers)
@@ -109,12 +109,12 @@ class Drafting:
     def read(self, record: StepRecord) -> None:
         """Update control from a step; the time of that is charged to asking."""
         started = self._clock()
-        self.tell(self.controller.read, record)
+        self.run_guarded(self.controller.read, record)
         if record.plan.calls:
             self._reading_ms = 1000.0 * (self._clock() - started)
 
-    def tell(self, work: Callable[..., Any], *what: Any) -> Any:
-        """Do work that uses control, unless it has failed; its errors end drafts, not requests."""
+    def run_guarded(self, work: Callable[..., Any], *what: Any) -> Any:
+        """Do work that uses control, unless it has failed; an error disables it, and no request."""
         if not self.failure:
             try:
                 return work(*what)
@@ -252,7 +252,7 @@ class Drafting:
         """Measure what draft models cost, before the first request."""
         for speculator in self.speculators.values():
             if speculator.is_model and (prices := speculator.time_decodes(clock)) is not None:
-                self.tell(self.controller.learn_draft_costs, speculator.name, *prices)
+                self.run_guarded(self.controller.learn_draft_costs, speculator.name, *prices)
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -271,7 +271,7 @@ class Drafting:
 
     def describe_control(self) -> dict[str, Any]:
         """The estimates of control, JSON-ready; `failure` says why it is off."""
-        described = self.tell(self.controller.describe) or {}
+        described = self.run_guarded(self.controller.describe) or {}
         return {"failure": self.failure, **described}
 
     def close(self) -> None:

@@ -97,7 +97,7 @@ def _draft(model: GuardedSpeculator, granted: list[AskedAnswer]) -> DraftCall:
 
 def _num_read(one: AskedAnswer, model: GuardedSpeculator) -> int:
     """Tokens that the model decoded for this answer before it drafted."""
-    num_unread = one.num_recent if one.skips else one.catch_up
+    num_unread = one.min_catch_up if one.skips else one.catch_up
     if one.draft.is_ready:
         return num_unread + one.num_before
     seq_id, tokens = one.answer.sequence.seq_id, one.answer.sequence.model_tokens

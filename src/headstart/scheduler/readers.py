@@ -116,7 +116,7 @@ class StepOutcomes:
                 counts = self._requests.get(sequence.number) or self._begin(sequence)
                 stats = counts.by_speculator[call.speculator]
                 stats.num_calls += 1
-                stats.num_offered += len(one.draft.tokens) > 0
+                stats.num_drafts_offered += len(one.draft.tokens) > 0
         for result in record.results:
             if result.emitted:
                 sequence = result.sequence
@@ -192,12 +192,12 @@ def _count_step(answer: SequencePlan, counts: RequestStats) -> None:
 def _describe(record: StepRecord, answer: SequencePlan) -> VerifiedDraft:
     """What the step verified, for a request with `wants_provenance`."""
     length = answer.num_verified
-    draft, chances = answer.draft[:length], answer.survival[:length]
+    draft, survival = answer.draft[:length], answer.survival[:length]
     is_fixed = answer.sequence.policy.is_fixed  # control is not used with fixed lengths
     return VerifiedDraft(
         tuple(map(int, draft)),
         tuple(answer.sources[:length]),
-        (None,) * length if is_fixed else tuple(map(float, chances)),
+        (None,) * length if is_fixed else tuple(map(float, survival)),
         record.target_ms,
         record.draft_ms,
         # control's name for a speculator may have a suffix such as "+gap"

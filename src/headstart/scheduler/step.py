@@ -30,7 +30,15 @@ class Offer:
 
 @dataclass(slots=True, eq=False)
 class SequencePlan:
-    """What a step does for one sequence, an answer with its draft, or a prompt; and its results."""
+    """What a step does for one sequence, an answer with its draft, or a prompt; and its results.
+
+    Why no draft is verified (`reason`); what is noted later counts: the policy or the room
+    (`limit_drafts`); a speculator has none (`miss`), until one has (`take`); the draft does not pay
+    (`_note_reasons`), or there is no memory for it (`drop`).
+
+    Why nothing of one speculator is (`reason_of`): the answer may not draft; else its own reason
+    (`reasons`); else that of the draft that was taken, or "outbid" if it is verified.
+    """
 
     sequence: Sequence
     is_prompt: bool = False

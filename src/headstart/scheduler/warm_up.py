@@ -86,7 +86,7 @@ class WarmUp:
         self._time_copies()
         timer.clear()
         if len(timer.samples) > num_known:
-            self._drafting.tell(self._drafting.controller.learn_costs, timer.samples)
+            self._drafting.run_guarded(self._drafting.controller.learn_costs, timer.samples)
         self._gave_way |= (is_late := is_interrupted())
         if timer.is_done and not self._gave_way:  # else draft models' caches may not be empty
             self._drafting.time_models(self._clock)
@@ -103,7 +103,7 @@ class WarmUp:
             started = self._clock()
             if engine.keep_for_draft(kept[-1]):
                 milliseconds = 1000.0 * (self._clock() - started)
-                self._drafting.tell(self._drafting.controller.learn_copy, milliseconds)
+                self._drafting.run_guarded(self._drafting.controller.learn_copy, milliseconds)
 
     def _compare_widths(
         self,

@@ -97,7 +97,7 @@ def draft_counts(stats: SpeculationStats) -> dict[str, Any]:
     """Counts of one speculator, with the same names in answers, /slots and /props."""
     return {
         "num_calls": stats.num_calls,
-        "num_drafts_offered": stats.num_offered,
+        "num_drafts_offered": stats.num_drafts_offered,
         "num_drafts": stats.num_drafts,
         "num_drafts_accepted": stats.num_drafts_accepted,
         "num_draft_tokens": stats.num_drafted,
@@ -170,14 +170,14 @@ def provenance(emissions: Sequence[Emission], vocab: Vocab) -> dict[str, Any]:
 
 def _tokens(number: int, event: TokenEvent, vocab: Vocab) -> list[dict[str, Any]]:
     assert event.step is not None
-    chances = event.step.chances
+    survival = event.step.survival
     return [
         {
             "id": token,
             "piece": text_or_bytes(vocab.token_bytes(token)),
             "source": source,
             "position": position if source else None,
-            "chance": _rounded(chances[position]) if source else None,
+            "chance": _rounded(survival[position]) if source else None,
             "step": number,
         }
         for position, (token, source) in enumerate(zip(event.tokens, event.sources, strict=True))
@@ -199,7 +199,7 @@ def _step(event: TokenEvent, vocab: Vocab) -> dict[str, Any]:
                 "source": source,
                 "chance": _rounded(chance),
             }
-            for token, source, chance in zip(step.draft, step.sources, step.chances, strict=True)
+            for token, source, chance in zip(step.draft, step.sources, step.survival, strict=True)
         ],
     }
 

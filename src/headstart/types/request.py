@@ -129,7 +129,8 @@ class VerifiedDraft:
 
     draft: tuple[int, ...]  # tokens
     sources: tuple[str, ...]  # the speculator of each
-    chances: tuple[float | None, ...]  # probability that each is accepted; None with fixed lengths
+    # probability that each and all before it are accepted; None with fixed lengths
+    survival: tuple[float | None, ...]
     target_ms: float
     draft_ms: float
     # each speculator's name and first draft tokens, verified or not

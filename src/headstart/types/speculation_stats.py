@@ -21,7 +21,7 @@ class SpeculationStats:
     """
 
     num_calls: int = 0  # calls of the speculator, per sequence
-    num_offered: int = 0  # drafts it made
+    num_drafts_offered: int = 0  # drafts it made
     # (position of its first token in the step's draft, tokens verified, tokens accepted) -> drafts
     verified: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)  # why none was verified -> steps
@@ -73,7 +73,7 @@ class SpeculationStats:
 
     def add(self, other: SpeculationStats) -> None:
         self.num_calls += other.num_calls
-        self.num_offered += other.num_offered
+        self.num_drafts_offered += other.num_drafts_offered
         self.verified.update(other.verified)
         self.reasons.update(other.reasons)
 

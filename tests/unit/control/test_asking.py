@@ -18,7 +18,7 @@ def ask(asking: AskingBudget, step_ms: float, earned: list[float]) -> list[bool]
     """In which of these steps it is asked."""
     asked = []
     for milliseconds in earned:
-        asked.append(asking.may_ask_now(1))
+        asked.append(asking.begin_step(1))
         if asked[-1]:
             asking.took(COST)
             asking.earned([milliseconds], step_ms)
@@ -54,7 +54,7 @@ def test_a_new_request_begins_with_what_the_others_earned(saved: float, *, is_as
     asking = AskingBudget()
     ask(asking, FAST, [saved] * 300)
     asking.savings = -COST
-    assert asking.may_ask_now(1) == is_asked
+    assert asking.begin_step(1) == is_asked
 
 
 def test_one_slow_call_does_not_silence_a_speculator() -> None:
@@ -77,7 +77,7 @@ def test_who_takes_as_long_as_many_steps_is_not_asked_again_before_so_many() -> 
     asking = AskingBudget()
     asked = 0
     for _ in range(100):
-        if asking.may_ask_now(1):
+        if asking.begin_step(1):
             asked += 1
             asking.took(50.0)
             asking.earned([0.0], 1.0)
@@ -121,7 +121,7 @@ def test_a_model_that_does_not_pay_is_planned_for_in_every_fourth_step() -> None
 def test_a_speculator_that_pays_for_one_of_two_answers_is_asked_for_both() -> None:
     controller, step = learned(FAST), Step(2, 2, 0)
     for _ in range(40):
-        assert controller.may_ask_now("text", 2)
+        assert controller.begin_text_step("text", 2)
         plan = make_plan(step, numbers=[1, 2])
         for answer, saved_ms in zip(plan.answers, (0.0, 5.0), strict=True):
             answer.num_verified, answer.sources, answer.saved_ms = 1, ["text"], saved_ms

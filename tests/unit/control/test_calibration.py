@@ -68,9 +68,9 @@ def test_survival_in_a_new_request_multiplies_the_rates_of_the_table(*, is_model
         matched = rng.randint(0, size)
         calibration.record(1, "text", scores[: matched + 1], matched)
     scores = [rng.random() for _ in range(20)]
-    rates = list(calibration.tables["text"].rates(scores))
+    acceptances = list(calibration.tables["text"].acceptances(scores))
     survival = [one for one in calibration.survival("text", scores, 2) if one]
-    assert survival == pytest.approx(list(accumulate(rates, mul))[: len(survival)])
+    assert survival == pytest.approx(list(accumulate(acceptances, mul))[: len(survival)])
     assert len(survival) > 3
 
 

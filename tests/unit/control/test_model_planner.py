@@ -299,14 +299,14 @@ def prior(going_on: float, kept: float) -> np.ndarray:
 
 def expected(profile: Profile, length: int) -> float:
     """Tokens of a draft of so many that stops at the limit."""
-    rates = profile.rates(prior(0.5, 0.5))[None]
-    return float(forecast(rates, np.array([[length]]))[0][0, LIMIT, 0])
+    probabilities = profile.probabilities(prior(0.5, 0.5))[None]
+    return float(forecast(probabilities, np.array([[length]]))[0][0, LIMIT, 0])
 
 
 @pytest.mark.parametrize(("going_on", "kept"), [(0.8, 0.6), (1.0, 1.0), (0.0, 0.0)])
 def test_a_forecast_is_the_sum_of_the_products_at_each_position(going_on, kept) -> None:
-    rates = np.broadcast_to((going_on, kept), (1, len(LIMITS), 2, 2))
-    tokens, rows, rounds = forecast(rates, LENGTHS)
+    probabilities = np.broadcast_to((going_on, kept), (1, len(LIMITS), 2, 2))
+    tokens, rows, rounds = forecast(probabilities, LENGTHS)
     for i, length in enumerate(LENGTHS[0]):
         drafted = sum(going_on**i for i in range(1, length + 1))
         assert tokens[0, LIMIT, i] == pytest.approx(
@@ -330,8 +330,10 @@ def test_a_stop_counts_for_the_limits_it_was_made_under_and_no_lower_one() -> No
     profile = Profile()
     for _ in range(300):
         profile.learn([], [], 8, 0.5)
-    for limit, rates in zip(LIMITS, profile.rates(prior(0.9, 0.8)), strict=True):
-        assert rates[0] == pytest.approx((0.9, 0.8) if limit < 0.5 else (0.0, 0.0), abs=0.02)
+    for limit, probabilities in zip(LIMITS, profile.probabilities(prior(0.9, 0.8)), strict=True):
+        assert probabilities[0] == pytest.approx(
+            (0.9, 0.8) if limit < 0.5 else (0.0, 0.0), abs=0.02
+        )
 
 
 def test_a_draft_cut_by_its_length_says_nothing_about_the_next_position() -> None:
@@ -349,11 +351,11 @@ def test_a_new_request_is_like_the_average_and_then_like_itself_until_it_rests()
         history.learn(1, [0.9] * 4, [0.9, 0.8, 0.7, 0.6], 4)
     for _ in range(30):
         history.learn(2, [], [], 4)
-    everyone, alike, unlike = history.rates([3, 1, 2], 0.7)[:, LIMIT, 0]
+    everyone, alike, unlike = history.probabilities([3, 1, 2], 0.7)[:, LIMIT, 0]
     assert unlike[0] < 0.3 < everyone[0] < alike[0]
     for _ in range(60):
         history.skip(2)
-    assert history.rates([2], 0.7)[0, LIMIT, 0] == pytest.approx(everyone, abs=0.01)
+    assert history.probabilities([2], 0.7)[0, LIMIT, 0] == pytest.approx(everyone, abs=0.01)
 
 
 def test_counts_stay_finite_and_survive_saving() -> None:
@@ -364,5 +366,5 @@ def test_counts_stay_finite_and_survive_saving() -> None:
         history.learn(number % 7, scores, survival, 4)
     again = DraftHistory()
     restore(again, encode(history))
-    assert again.rates([0], 0.5) == pytest.approx(history.rates([99], 0.5))
+    assert again.probabilities([0], 0.5) == pytest.approx(history.probabilities([99], 0.5))
     assert max(encode(history)["profile"]["came"]) < 1000.0

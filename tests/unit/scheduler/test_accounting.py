@@ -76,7 +76,7 @@ def test_each_step_of_a_slot_is_a_draft_or_a_reason_of_every_speculator(spec, se
         assert list(stats.by_speculator) == list(allowed if stats.num_steps > 1 else ())
         for counts in stats.by_speculator.values():
             assert counts.num_drafts + counts.reasons.total() == stats.num_steps - 1
-            assert counts.num_calls >= counts.num_offered >= counts.num_drafts
+            assert counts.num_calls >= counts.num_drafts_offered >= counts.num_drafts
             assert counts.num_drafts >= counts.num_drafts_accepted
             assert counts.num_drafted == sum(counts.drafted_by_position)
             assert counts.num_accepted == sum(counts.accepted_by_position)
@@ -139,7 +139,7 @@ def test_what_is_cut_to_nothing_is_below_break_even_and_so_is_what_was_worth_les
     other.name = "worse"
     for stats in stats_of(run(make_scheduler(engine, [one, other], AUTO, Stingy(0)), requests)):
         for counts in stats.by_speculator.values():
-            assert counts.num_offered > 0 == counts.num_drafts
+            assert counts.num_drafts_offered > 0 == counts.num_drafts
             assert set(counts.reasons) <= {"below break-even", "no match", "max_tokens reached"}
     for stats in stats_of(run(make_scheduler(Model(), [one, other], AUTO, Stingy(1)), requests)):
         by = stats.by_speculator
@@ -217,7 +217,7 @@ def test_a_request_with_a_fixed_length_silences_no_speculator_for_others() -> No
     scheduler = make_scheduler(engine := Model(), [Oracle(engine, requests)], fixed(4), control)
     scheduler.drafting._clock = Clock()  # asking takes as long as a step
     run(scheduler, requests)
-    assert control.may_ask_now("oracle", 1)
+    assert control.begin_text_step("oracle", 1)
 
 
 def test_positions_are_counted_from_the_first_token_of_the_step() -> None:
@@ -340,7 +340,7 @@ def test_accepted_tokens_are_the_first_of_the_draft_and_a_rejected_one_is_follow
             step = step_of(event)
             assert step.draft[:num_accepted] == event.tokens[:num_accepted]
             assert step.sources[:num_accepted] == event.sources[:num_accepted]
-            assert len(step.draft) == len(step.sources) == len(step.chances)
+            assert len(step.draft) == len(step.sources) == len(step.survival)
             assert step.target_ms >= 0
             offered, own = [tokens for _, tokens in step.offers], step.draft
             assert not own or any(own[: len(tokens)] == tokens[: len(own)] for tokens in offered)
@@ -354,7 +354,7 @@ def test_accepted_tokens_are_the_first_of_the_draft_and_a_rejected_one_is_follow
 
 def test_chances_fall_along_a_draft_and_are_unknown_with_fixed_lengths():
     chances = [
-        [-1.0 if chance is None else chance for chance in step_of(event).chances]
+        [-1.0 if chance is None else chance for chance in step_of(event).survival]
         for events in steps_of(True, wants_provenance=True).values()
         for event in events
         if len(step_of(event).draft) > 1
@@ -365,7 +365,7 @@ def test_chances_fall_along_a_draft_and_are_unknown_with_fixed_lengths():
         assert sorted(some, reverse=True) == list(some)
         assert some[-1] >= 0
     for events in steps_of(False, wants_provenance=True).values():
-        assert all(chance is None for event in events for chance in step_of(event).chances)
+        assert all(chance is None for event in events for chance in step_of(event).survival)
 
 
 def test_who_does_not_ask_gets_nothing():

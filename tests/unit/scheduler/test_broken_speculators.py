@@ -135,7 +135,7 @@ def test_a_wrong_answer_teaches_nothing_and_is_explained_once_with_the_remedy(
     assert says in report.failure
     assert len(caplog.records) == 1
     assert says in caplog.text
-    assert (report.stats.num_offered, report.stats.num_drafted) == (0, 0)
+    assert (report.stats.num_drafts_offered, report.stats.num_drafted) == (0, 0)
     assert "broken" not in scheduler.drafting.controller.describe()["acceptance"]
     stats = answers["r0"].stats
     reasons = stats.by_speculator["broken"].reasons
@@ -165,7 +165,7 @@ def test_a_draft_of_other_numbers_is_as_good_as_one_of_plain_ones(draft: Any, sp
     requests = make_requests(4)
     scheduler = make_scheduler(Model(), [make(draft)], spec)
     answers = run_checked(scheduler, requests)
-    assert scheduler.outcomes.total.by_speculator["broken"].num_offered > 0
+    assert scheduler.outcomes.total.by_speculator["broken"].num_drafts_offered > 0
     assert all(type(token) is int for answer in answers.values() for token in answer.tokens)
     cut = GuardedSpeculator(make(draft), SIZE).propose([DraftRequest(0, [1], 2)])[0]
     assert (cut.tokens, len(cut.confidence), cut.speculator) == ([1, 2], 2, "broken")
