@@ -60,15 +60,21 @@ def schema_may_force_much(schema: Any) -> bool:
 
 
 def _schema_bound(schema: Any) -> float:
-    """Upper bound of the bytes that a JSON schema forces."""
+    """Upper bound of the bytes that a JSON schema forces; infinite if llguidance may find a part by
+    an escaped name, an anchor or an address.
+    """
+    if isinstance(schema, Mapping):  # its own address changes no reference to a part of it
+        schema = {key: one for key, one in schema.items() if key != "$id"}
 
     def size(reference: str, of: Callable[[str], float]) -> float:
         part: Any = schema
+        if "%" in reference or "~" in reference:
+            return math.inf
         try:
             for key in reference.lstrip("#/").split("/") if reference != "#" else ():
                 part = part[int(key) if isinstance(part, list) else key]
         except (LookupError, TypeError, ValueError):
-            return 0.0  # refused elsewhere
+            return math.inf
         return _schema_size(part, of)
 
     # recursion always passes a choice, and objects that contain themselves are common
@@ -112,6 +118,8 @@ def _alternative_size(text: str, of: Callable[[str], float]) -> float:
 def _schema_size(schema: Any, of: Callable[[str], float]) -> float:
     """Bytes of all keys and values, including references; definitions count only if referenced."""
     if isinstance(schema, Mapping):
+        if isinstance(schema.get("$id"), str):  # references below it start there
+            return math.inf
         kept = {key: one for key, one in schema.items() if key not in ("$defs", "definitions")}
         if isinstance(kept.get("description"), str):  # not a property of this name
             del kept["description"]

@@ -209,6 +209,19 @@ def test_references_multiply_a_schema_whatever_its_properties_are_called(name: s
     assert schema_may_force_much({"$defs": definitions, "$ref": "#/$defs/11"})
 
 
+@pytest.mark.parametrize("reference", ["#/$defs/%64", "#/$defs/a~1b", "#d", "http://x/d"])
+def test_a_reference_that_is_found_in_another_way_may_force_much(reference: str) -> None:
+    definitions = {"d": {"$anchor": "d", "const": 7}, "a~1b": {"const": 7}, "a/b": {"const": 8}}
+    assert schema_may_force_much({"$ref": reference, "$defs": definitions})
+
+
+def test_references_below_an_address_of_their_own_may_force_much() -> None:
+    definitions = {"x": {"const": 7}, "y": {"$id": "http://x/y", "$ref": "#/$defs/x"}}
+    assert schema_may_force_much({"$ref": "#/$defs/y", "$defs": definitions})
+    whole = {"$id": "http://x/", "$ref": "#/$defs/x", "$defs": definitions}
+    assert not schema_may_force_much(whole)
+
+
 def test_a_short_text_that_must_follow_is_found(shared: GrammarCompiler) -> None:
     state = shared.compile(constraint("regex", "x{20}(a|b)")).result(60).begin()
     assert len(state.forced()) == 20
