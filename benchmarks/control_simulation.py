@@ -34,7 +34,7 @@ from benchmarks.lib.simulated_texts import (
     expert_curve,
 )
 
-from headstart.control import Controller
+from headstart.control.controller import Controller
 from headstart.types import Rows
 
 FIXED_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)

@@ -45,11 +45,11 @@ from headstart.config import EngineConfig
 from headstart.engine.footprint import HOST, can_measure, measure, uses_of
 from headstart.engine.parameters import Limits
 from headstart.extras.bench.report import table_head
-from headstart.sampling import SamplingParams
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types import CacheKind
 from headstart.types.errors import ConfigError, ModelError
 from headstart.types.request import Request
+from headstart.types.sampling_params import SamplingParams
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 BEGIN, END = "<!-- made by benchmarks/models.py -->\n", "<!-- end -->"

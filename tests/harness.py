@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from headstart.app.speculation import make_speculator
 from headstart.config import SchedulerConfig, SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.sampling import SamplingParams
 from headstart.sampling.grammar.state import GrammarState
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler import sequence as scheduling
@@ -38,6 +37,7 @@ from headstart.types.request import (
     TokenEvent,
     TokenLogprob,
 )
+from headstart.types.sampling_params import SamplingParams
 
 SIZE, EOS = 32, 31
 SMALL_OPTIONS = {

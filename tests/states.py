@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from tests.harness import EOS, SIZE, Model
 
 from headstart.app.speculation import make_speculator
-from headstart.sampling import SamplingParams
 from headstart.speculators import Speculator
 from headstart.speculators.mtp import MtpSpeculator
 from headstart.testing import ByteVocab, FakeEngine
@@ -27,6 +26,7 @@ from headstart.types import (
 )
 from headstart.types.engine import Blocks
 from headstart.types.request import Request
+from headstart.types.sampling_params import SamplingParams
 
 LAYERS = frozenset({LAST_STATE, 2})
 States = dict[int, NDArray[np.float32]]

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.model import Model
 from headstart.extras.bench.report import table_head, table_row
-from headstart.sampling import SamplingParams
 from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.state import GrammarState
 from headstart.sampling.grammar.triggers import GrammarTokens
 from headstart.sampling.sampler import Sampler
 from headstart.testing import FakeEngine
 from headstart.types.constraint import Constraint, ConstraintKind
+from headstart.types.sampling_params import SamplingParams
 
 LIMIT_MS = 0.1
 PERSON = {

@@ -12,7 +12,7 @@ from statistics import mean, median
 from benchmarks.lib.simulated_slots import CONTEXT, AutoText, Choice, Simulation, Slot
 from benchmarks.lib.steps import decode
 
-from headstart.control import Controller
+from headstart.control.controller import Controller
 
 CHUNK, ALONE = 64, 512  # prompt rows of a step beside answers, and without any
 LONG, SHORT = (50, 600), (5, 40)  # tokens of a prompt, from and to: of all, or of what is uncached

@@ -17,8 +17,8 @@ from benchmarks.lib.simulated_slots import (
 )
 from benchmarks.lib.simulated_texts import Kind, make_model_text, make_text
 
-from headstart.control import AskedAnswer, Controller
-from headstart.control.values import DraftCall, with_gap
+from headstart.control.controller import Controller
+from headstart.control.values import AskedAnswer, DraftCall, with_gap
 from headstart.scheduler.step import Offer, SequencePlan
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import NO_DRAFT, Draft

@@ -21,7 +21,8 @@ from benchmarks.lib.simulated_slots import (
     Slot,
 )
 
-from headstart.control import Controller, Step
+from headstart.control.controller import Controller
+from headstart.control.values import Step
 from headstart.engine.groups import divide
 from headstart.types import Rows, passes
 from headstart.types.widths import Widths

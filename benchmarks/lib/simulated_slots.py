@@ -20,8 +20,9 @@ from benchmarks.lib.simulated_texts import (
 )
 from benchmarks.lib.steps import NO_BATCH, lengths, make_end, make_plan, make_record
 
-from headstart.control import Controller, Step
+from headstart.control.controller import Controller
 from headstart.control.cost import REFERENCE_ROWS, Sample
+from headstart.control.values import Step
 from headstart.scheduler.step import Offer, StepPlan
 from headstart.scheduler.warm_up import ROUNDS, ROWS
 from headstart.types import Draft

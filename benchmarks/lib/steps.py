@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-from headstart.control import AskedAnswer, Controller, Step
-from headstart.control.values import DraftCall
+from headstart.control.controller import Controller
+from headstart.control.values import AskedAnswer, DraftCall, Step
 from headstart.scheduler.policy import Policy
 from headstart.scheduler.step import End, SequencePlan, StepPlan, StepRecord
 from headstart.types import NO_DRAFT, Batch, Draft

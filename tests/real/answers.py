@@ -18,11 +18,11 @@ from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationC
 from headstart.engine.context import LlamaEngine
 from headstart.engine.footprint import REPACKED, can_measure, uses_of
 from headstart.engine.model import Model
-from headstart.sampling import SamplingParams
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.widths import LENGTH, WIDE, WidthComparison
 from headstart.types import DraftMode
 from headstart.types.request import Request
+from headstart.types.sampling_params import SamplingParams
 from headstart.types.widths import WidthClasses
 
 OPTIONS = {"ngram-simple": {"size_n": 3}}  # the default of 12 hardly drafts in texts so short

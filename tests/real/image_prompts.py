@@ -11,10 +11,10 @@ from tests.harness import Answer
 from tests.images import Kind, picture, projector, wav
 
 from headstart.app.assemble import Models
-from headstart.sampling import SamplingParams
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types.media import MediaChunk, MediaQuestion
 from headstart.types.request import ReplyEvent, Request
+from headstart.types.sampling_params import SamplingParams
 
 # a text model for each kind of projector, and hybrids, whose states cannot be cut
 TARGETS: dict[str, tuple[str, Kind]] = {

@@ -30,9 +30,9 @@ from tests.real.answers import open_setting
 
 from headstart.app.assemble import Models
 from headstart.config import Config
-from headstart.sampling import SamplingParams
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types.request import Request
+from headstart.types.sampling_params import SamplingParams
 
 _SIZES = {"embedding_length": 64, "block_count": 4}
 _WINDOWS = {"attention.sliding_window_pattern": [False, True, False, True]}

@@ -15,10 +15,9 @@ from tests.real.support import engine_of
 from headstart.app import demo
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.model import Model
-from headstart.sampling import DEFAULT_SAMPLERS, SamplingParams
 from headstart.sampling.sampler import Sampler
 from headstart.testing import FakeEngine
-from headstart.types.sampling_params import LogitBias
+from headstart.types.sampling_params import DEFAULT_SAMPLERS, LogitBias, SamplingParams
 
 MODEL = Model(demo.path(demo.TARGET))
 SIZE = MODEL.vocab.size

@@ -20,7 +20,6 @@ from headstart.app import demo
 from headstart.app.assemble import Models, build_scheduler
 from headstart.config import EmbeddingConfig
 from headstart.engine.model import Model
-from headstart.sampling import SamplingParams
 from headstart.scheduler.admission import find_media
 from headstart.scheduler.copy_prices import CopyPrices
 from headstart.scheduler.scheduler import Scheduler
@@ -34,6 +33,7 @@ from headstart.types.request import (
     Request,
     SlotAction,
 )
+from headstart.types.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -24,7 +24,6 @@ from headstart.engine.footprint import HOST, REPACKED, Use
 from headstart.engine.library import api
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
-from headstart.sampling import SamplingParams
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.offloading import Offloading
 from headstart.scheduler.prompt_store import PromptStore, StoredBlock, StoredPrompt
@@ -32,6 +31,7 @@ from headstart.scheduler.sequence import Cells
 from headstart.structures.prefix import packed
 from headstart.types import Batch, ContextFullError
 from headstart.types.report import Counters
+from headstart.types.sampling_params import SamplingParams
 
 CONFIG = EngineConfig(
     context=2048, batch=512, threads=1, gpu_layers=0, cache_type_k="f32", cache_type_v="f32"

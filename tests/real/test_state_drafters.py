@@ -38,13 +38,13 @@ from headstart.config import Config, EngineConfig, SpeculationConfig
 from headstart.engine.context import LlamaEngine
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
-from headstart.sampling import SamplingParams
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.testing import RandomController
 from headstart.types import CacheKind, DraftRequest
 from headstart.types.errors import ConfigError, ModelError
 from headstart.types.request import Request
+from headstart.types.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize("kind", RIGHT)

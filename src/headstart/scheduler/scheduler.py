@@ -80,7 +80,7 @@ class Scheduler:
         self.widths: WidthClasses | None = None  # result of comparing widths, if that was done
         self.near_tie = 0.0  # margin, in logits, below which a choice counts as a near tie
         self.turns = Turns(engine, config.prefill_chunk)
-        self.embeddings: EmbeddingQueue | None = None  # if the worker embeds; set by its loop
+        self.embeddings: EmbeddingQueue | None = None  # if the worker embeds
         store = PromptStore(config.cache_ram * 2**20)
         offloading = Offloading(self.cells, store, engine, drafting, self.counters, clock)
         self.cache = PromptCache(self.cells, engine, offloading, vocab)

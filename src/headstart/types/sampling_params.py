@@ -6,7 +6,7 @@ Source: llama.cpp common/common.h (common_params_sampling), tools/server/README.
 from __future__ import annotations
 
 import math
-from collections.abc import ItemsView, Iterator, Mapping
+from collections.abc import ItemsView, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -42,24 +42,21 @@ MAX_SEED = 2**32 - 1
 MAX_INFILL_TOP_K = 256
 
 
-class LogitBias(Mapping[int, float]):
+class LogitBias:
     """Bias by token: arrays, so that the engine applies 100,000 quickly."""
 
     def __init__(self, biases: Mapping[int, float]) -> None:
         self.ids = np.fromiter(biases, np.int32, len(biases))
         self.amounts = np.fromiter(biases.values(), np.float64, len(biases))
 
-    def __getitem__(self, token: int) -> float:
-        return dict(self.items())[token]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.ids.tolist())
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LogitBias) and self.items() == other.items()
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def items(self) -> ItemsView[int, float]:
-        return dict(zip(self, self.amounts.tolist(), strict=True)).items()
+        return dict(zip(self.ids.tolist(), self.amounts.tolist(), strict=True)).items()
 
 
 def number(default: float, low: float, high: float, help: str = "", **facts: str) -> Any:

@@ -18,7 +18,6 @@ from headstart.app.speculation import without_file
 from headstart.app.verify import TEMPERATURES, TextComparison, _ways, verify
 from headstart.config import SchedulerConfig
 from headstart.config.fields import option_of
-from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
 from headstart.sampling.verify import emit
 from headstart.scheduler import commit
@@ -26,6 +25,7 @@ from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.widths import change_by_order
 from headstart.types import Batch, CacheKind, SavedState
 from headstart.types.request import Request
+from headstart.types.sampling_params import SamplingParams
 
 PREFIX = [*range(20), *range(20)]
 REQUESTS = [

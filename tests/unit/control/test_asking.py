@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from benchmarks.lib.steps import SlotDraft, assign_rows, decode, grant, make_plan, model_slot
 
-from headstart.control import Controller, Step
+from headstart.control.controller import Controller
 from headstart.control.trials import AskingBudget
-from headstart.control.values import TRIAL_SHARE, AskedAnswer, DraftCall
+from headstart.control.values import TRIAL_SHARE, AskedAnswer, DraftCall, Step
 from headstart.scheduler.step import StepRecord
 from headstart.types import NO_DRAFT
 

@@ -9,10 +9,10 @@ from operator import mul
 import pytest
 from benchmarks.lib.steps import make_plan, make_record
 
-from headstart.control import Step
 from headstart.control.calibration import MAX_TOKENS, MAX_TOTAL, Calibration, TokenOdds
 from headstart.control.controller import Controller
 from headstart.control.state import encode
+from headstart.control.values import Step
 from headstart.scheduler.step import Offer
 from headstart.types import Draft
 

@@ -15,8 +15,9 @@ from benchmarks.lib.simulated_slots import Simulation
 from benchmarks.lib.simulated_texts import expert_curve
 from benchmarks.lib.steps import SlotDraft, allowed, assign_rows, decode, model_call, ran
 
-from headstart.control import Controller, Step
+from headstart.control.controller import Controller
 from headstart.control.state import StateFile
+from headstart.control.values import Step
 from headstart.types import Rows
 
 STEP = Step(1, 1, 100)

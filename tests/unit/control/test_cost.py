@@ -12,9 +12,10 @@ from benchmarks.lib.steps import SlotDraft, assign_rows, decode, lengths
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headstart.control import Controller, Step
+from headstart.control.controller import Controller
 from headstart.control.cost import EACH, KNOTS, REFERENCE_ROWS, CostTable, Sample
 from headstart.control.state import encode, restore
+from headstart.control.values import Step
 
 TRUE = {1: 49.0, 2: 70.0, 3: 91.0, 4: 113.0, 6: 146.0, 8: 180.0, 12: 240.0, 16: 300.0}
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from benchmarks.lib.steps import SlotDraft, allowed, decode, grant, model_call, model_slot, ran
 
-from headstart.control import AskedAnswer, Controller, Step
+from headstart.control.controller import Controller
 from headstart.control.forecast import LIMITS, DraftHistory, Profile, forecast
 from headstart.control.model_planner import CLOSED, REFUSED
 from headstart.control.state import encode, restore
+from headstart.control.values import AskedAnswer, Step
 
 STEP, SLOT = Step(1, 1, 100), model_slot(1, 16)
 

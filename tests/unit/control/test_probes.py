@@ -9,10 +9,10 @@ import pytest
 from benchmarks.lib.simulated_models import BothSimulation
 from benchmarks.lib.steps import allowed, decode, grant, make_plan, model_call, model_slot, ran
 
-from headstart.control import Controller, Step
+from headstart.control.controller import Controller
 from headstart.control.state import StateFile
 from headstart.control.trials import CREDIT, MOST_TRIALS, Probes
-from headstart.control.values import TRIAL_SHARE, with_gap
+from headstart.control.values import TRIAL_SHARE, Step, with_gap
 from headstart.scheduler.step import StepRecord
 
 STEP = Step(1, 1, 1000)

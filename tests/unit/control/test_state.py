@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headstart.control import Controller
+from headstart.control.controller import Controller
 from headstart.control.state import StateFile
 from headstart.structures.model_id import ModelId
 from headstart.types.errors import ConfigError

@@ -9,8 +9,9 @@ from benchmarks.lib.simulated_slots import Simulation
 from benchmarks.lib.simulated_texts import TILED_CURVES
 from benchmarks.lib.steps import SlotDraft, assign_rows, decode, lengths
 
-from headstart.control import Controller, Step
+from headstart.control.controller import Controller
 from headstart.control.cost import EACH, CostTable, Sample
+from headstart.control.values import Step
 from headstart.scheduler.step import StepPlan
 
 Q4_0 = TILED_CURVES["q4_0"]

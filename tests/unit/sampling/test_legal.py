@@ -14,7 +14,6 @@ from tests.planted import noted
 from tests.unit.sampling.grammar.test_state import EOS, TOKENS, PairVocab, constraint
 from tests.unit.sampling.test_rule import LOGITS, NUM_DRAWS, SIZE, sampler, softmax, total_variation
 
-from headstart.sampling import SamplingParams
 from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.triggers import FreeText, GrammarTokens
 from headstart.sampling.noise import gumbel
@@ -23,6 +22,7 @@ from headstart.sampling.verify import emit
 from headstart.testing import FakeEngine
 from headstart.types.constraint import ThoughtMarks
 from headstart.types.errors import RequestError
+from headstart.types.sampling_params import SamplingParams
 
 
 class Legal:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from headstart.sampling import SamplingParams
 from headstart.sampling.noise import gumbel, uniform
 from headstart.sampling.sampler import Sampler
 from headstart.sampling.thoughts import ThoughtCounter
@@ -21,7 +20,7 @@ from headstart.testing import FakeEngine
 from headstart.types.constraint import NO_LIMIT, ThoughtLimit
 from headstart.types.errors import RequestError
 from headstart.types.request import TokenLogprob
-from headstart.types.sampling_params import LogitBias
+from headstart.types.sampling_params import LogitBias, SamplingParams
 
 SIZE, NUM_DRAWS = 8, 20_000
 LOGITS = np.random.default_rng(3).normal(0.0, 1.5, SIZE).astype(np.float32)

@@ -12,7 +12,6 @@ from tests.harness import Answer, fixed
 
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.sampling import SamplingParams
 from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.compiler import GrammarCompiler
 from headstart.sampling.grammar.triggers import GrammarTokens
@@ -21,6 +20,7 @@ from headstart.speculators import Speculator
 from headstart.testing import ByteVocab, FakeEngine
 from headstart.types.constraint import Constraint, ConstraintKind, ThoughtMarks
 from headstart.types.request import Request
+from headstart.types.sampling_params import SamplingParams
 
 EOS = 256
 VOCAB = ByteVocab()

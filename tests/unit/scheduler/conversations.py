@@ -7,11 +7,11 @@ from random import Random
 
 from tests.harness import EOS, Model, make_scheduler, run_checked
 
-from headstart.sampling import SamplingParams
 from headstart.scheduler.prompt_store import StoredBlock, StoredPrompt
 from headstart.scheduler.scheduler import Scheduler
 from headstart.structures.prefix import packed
 from headstart.types.request import Request
+from headstart.types.sampling_params import SamplingParams
 
 
 def conversation(number: int, turn: int = 0, **fields: object) -> Request:

@@ -29,12 +29,12 @@ from tests.harness import (
     run_checked,
 )
 
-from headstart.sampling import SamplingParams
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.speculators import Speculator
 from headstart.speculators.suffix import SuffixSpeculator
 from headstart.testing import assert_lossless
 from headstart.types import LAST_STATE, DecodedStates, Draft, DraftRequest
+from headstart.types.sampling_params import SamplingParams
 from headstart.worker.loop import make_report
 
 SPECS = pytest.mark.parametrize("spec", [fixed(4), AUTO], ids=["fixed", "auto"])

@@ -27,10 +27,10 @@ from tests.harness import (
 )
 from tests.unit.scheduler.conversations import ask, conversation
 
-from headstart.sampling import SamplingParams
 from headstart.scheduler import prompt_cache
 from headstart.types import Batch, CacheKind
 from headstart.types.request import Request
+from headstart.types.sampling_params import SamplingParams
 
 
 class Watched(Model):

@@ -23,13 +23,12 @@ from tests.harness import (
     submit_all,
 )
 
-from headstart.sampling import SamplingParams
 from headstart.speculators.suffix import SuffixSpeculator
 from headstart.structures.text_store import TextStore
 from headstart.testing import LetterVocab
 from headstart.types.errors import CapacityError, ContextLengthError, RequestError
 from headstart.types.request import ProgressEvent, Request, SpeculativeParams
-from headstart.types.sampling_params import LogitBias
+from headstart.types.sampling_params import LogitBias, SamplingParams
 
 
 def oracle_scheduler(engine: Model, requests: list[Request], **limits: int):

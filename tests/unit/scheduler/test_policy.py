@@ -18,7 +18,6 @@ from tests.harness import (
 
 from headstart.config import SchedulerConfig, SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.sampling import SamplingParams
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.scheduler import Scheduler
@@ -27,6 +26,7 @@ from headstart.testing import LetterVocab
 from headstart.types import Batch, Draft, DraftMode, DraftRequest
 from headstart.types.errors import RequestError
 from headstart.types.request import Request, RequestStats, SpeculativeParams
+from headstart.types.sampling_params import SamplingParams
 
 OFF = SpeculationConfig(spec="off")
 NONE = SpeculationConfig(spec_type="none")

@@ -22,13 +22,13 @@ from tests.harness import (
 )
 from tests.pictures import FakeChunk, Pictures, with_pictures
 
-from headstart.sampling import SamplingParams
 from headstart.scheduler.batching import mixes_states
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types import Batch, CacheKind, Logits
 from headstart.types.errors import EngineError
 from headstart.types.media import MediaChunk, chunk_begin
 from headstart.types.request import Request
+from headstart.types.sampling_params import SamplingParams
 from headstart.worker.loop import make_report
 
 NUM_REQUESTS, CONTEXT = 16, 100

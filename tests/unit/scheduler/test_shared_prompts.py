@@ -27,13 +27,13 @@ from tests.harness import (
 from tests.pictures import with_pictures
 from tests.planted import fail_at, noted
 
-from headstart.sampling import SamplingParams
 from headstart.scheduler.prompt_cache import choose_pauses
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.step import StepRecord
 from headstart.structures.prefix import packed
 from headstart.types import CacheKind, ContextFullError
 from headstart.types.request import ProgressEvent, Request, TokenEvent
+from headstart.types.sampling_params import SamplingParams
 from headstart.worker.loop import make_report
 
 LONG = [(7 * i) % EOS for i in range(400)]

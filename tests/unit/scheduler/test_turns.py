@@ -29,11 +29,11 @@ from tests.harness import (
 from tests.pictures import Pictures, with_pictures
 
 from headstart.config import SpeculationConfig
-from headstart.sampling import SamplingParams
 from headstart.scheduler.turns import STEPS, Scales, Turns
 from headstart.structures.tenants import namespace_of_key
 from headstart.types import Batch, CacheKind
 from headstart.types.request import FinishEvent, Request, TokenEvent
+from headstart.types.sampling_params import SamplingParams
 
 TILE = 64
 LONG = [(7 * i) % EOS for i in range(400)]

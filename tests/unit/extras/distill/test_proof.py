@@ -19,11 +19,11 @@ from headstart.extras.distill.candidates import SUFFIX
 from headstart.extras.distill.measure import Findings
 from headstart.extras.distill.proof import Proof, prove
 from headstart.extras.distill.texts import RecordedText, split, without_duplicates
-from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.testing import FakeEngine
 from headstart.types import Draft, DraftRequest
+from headstart.types.sampling_params import SamplingParams
 
 SIZE = 500
 COST, ROUND_MS = CostCurve.parse("1:10,2:11,4:13,8:20,17:40").table(), 0.5

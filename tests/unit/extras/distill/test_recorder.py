@@ -33,13 +33,12 @@ from headstart.extras.distill.texts import (
     training_folder,
     without_duplicates,
 )
-from headstart.sampling import SamplingParams
 from headstart.scheduler.scheduler import Scheduler
 from headstart.structures.model_id import ModelId
 from headstart.structures.tenants import namespace_of_key
 from headstart.types.errors import ConfigError
 from headstart.types.request import Request
-from headstart.types.sampling_params import LogitBias
+from headstart.types.sampling_params import LogitBias, SamplingParams
 
 KEY = namespace_of_key(b"secret")
 MODEL = ModelId.of(path(TARGET)).digest

@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.sampling.grammar.test_state import EOS, TOKENS, begin
 
-from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
 from headstart.sampling.verify import emit
 from headstart.testing import FakeEngine
 from headstart.types.errors import RequestError
+from headstart.types.sampling_params import SamplingParams
 
 DOCS = Path(__file__).parents[4] / "docs" / "structured-output.md"
 
