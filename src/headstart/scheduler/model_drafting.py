@@ -149,7 +149,6 @@ def _requests(granted: list[AskedAnswer]) -> Iterator[list[DraftRequest]]:
                     None if sequence.request.sampling.is_greedy else sequence.sampler.couple,
                     sequence.request.namespace,
                     legality,
-                    len(before),
                     one.skips,
                 )
             )

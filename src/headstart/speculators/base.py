@@ -86,7 +86,7 @@ class Speculator(ABC):
     scores_are_probabilities: ClassVar[bool] = False
     is_model: ClassVar[bool] = False  # drafting takes decodes, so control checks the price first
     # models: continues forced tokens, which it decodes together with the newest token although the
-    # target has not decoded them (`DraftRequest.num_drafted`)
+    # target has not decoded them
     continues_drafts: ClassVar[bool] = False
 
     # the kind of file that it drafts with: "draft-model", "eagle3" ..., or "mtp" for multi-token
