@@ -39,7 +39,6 @@ class ThreadTransport(ProcessTransport):
         self._commands.put(command)
 
     def close(self) -> None:
-        self.send(None)
         if self._thread is not None:
             self._thread.join()
 

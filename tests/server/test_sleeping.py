@@ -104,6 +104,8 @@ async def test_a_worker_that_is_closed_while_it_loads_leaves_no_error_behind() -
         def start(self, hear: Callable[[None], None]) -> None:
             self.close = lambda: loop.call_soon_threadsafe(hear, None)
 
+        def send(self, command: None) -> None: ...
+
     worker = WorkerClient(Loading)  # type: ignore[arg-type]
     starting = asyncio.create_task(worker.start())
     await asyncio.sleep(0)

@@ -86,6 +86,7 @@ class WorkerClient:
         log.info("no requests: the model is unloaded until the next one")
         self.status, self._closing, self._transport = "sleeping", transport, None
         self._report = dataclasses.replace(self._report, memory_bytes=0)
+        transport.send(None)
         self._unloading = asyncio.create_task(asyncio.to_thread(transport.close))
         self.on_change("sleeping")
 
@@ -120,6 +121,7 @@ class WorkerClient:
         transport = self._transport
         if transport is not None and transport is not self._closing:
             self._closing = transport
+            transport.send(None)
             await asyncio.to_thread(transport.close)
 
     def kill(self) -> None:

@@ -1,9 +1,9 @@
 """The pipes between the web process and the engine process.
 
-A pipe to the engine holds little, and its reader is busy during a step, or hangs forever: writers
-block. So a thread sends, and if its queue is full, the next request is refused. The engine's
-messages are read in the asyncio loop, without a thread: waking one, and then the loop, took a
-quarter of the web process's time per token.
+A pipe to the engine holds little, and its reader is busy during a step, or hangs forever. So the
+rest is queued and written as the reader takes it; if a tenant's share of the queue is full, its
+next request is refused. The web process reads and writes in the asyncio loop, without a thread:
+waking one, and then the loop, took a quarter of its time per token.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import copyreg
 import logging
 import os
 import pickle
-import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -61,18 +60,15 @@ _COUNTED = (Request, EmbeddingRequest)
 
 
 class Sender:
-    """A bounded queue and the thread that writes it to a pipe."""
+    """A bounded queue that is written to a pipe. Belongs to the asyncio loop that it is made in."""
 
     def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
+        """`pipe`: made non-blocking, and closed by `close`."""
+        self._pipe, self._loop = pipe, asyncio.get_running_loop()
+        os.set_blocking(pipe.fileno(), False)
         self._commands: OrderedDict[str | int, Command] = OrderedDict()  # work by its request_id
         self._held = Counter[str]()  # tokens of the queued work, by tenant
-        self._changed = threading.Condition()
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="headstart-commands", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
+        self._unwritten: memoryview | bytes = b""  # of the command that was begun
 
     def send(self, command: Command) -> None:
         """Queue a command; dropped silently if the process is dead.
@@ -80,30 +76,28 @@ class Sender:
         Raises:
             CapacityError: the engine takes nothing and the queue is full.
         """
-        with self._changed:
-            if isinstance(command, Cancel) and self._forget(command.request_id):
-                return
-            if isinstance(command, _COUNTED) and not may_take(
-                self._held, _held_by(command)[0], 2 * MAX_REQUESTS * LEAST_TOKENS
-            ):
-                raise CapacityError(
-                    f"{len(self._commands)} requests wait for the engine, which is in a long step; "
-                    "try again later"
-                )
-            if command is None or isinstance(command, Cancel):  # long requests take a step
-                self._commands[id(command)] = command
-                self._commands.move_to_end(id(command), last=False)
-            else:
-                is_known = command.request_id in self._commands
-                self._commands[id(command) if is_known else command.request_id] = command
-            self._count(command, 1)
-            self._changed.notify()
+        if isinstance(command, Cancel) and self._forget(command.request_id):
+            return
+        if isinstance(command, _COUNTED) and not may_take(
+            self._held, _held_by(command)[0], 2 * MAX_REQUESTS * LEAST_TOKENS
+        ):
+            raise CapacityError(
+                f"{len(self._commands)} requests wait for the engine, which is in a long step; "
+                "try again later"
+            )
+        if command is None or isinstance(command, Cancel):  # long requests take a step
+            self._commands[id(command)] = command
+            self._commands.move_to_end(id(command), last=False)
+        else:
+            is_known = command.request_id in self._commands
+            self._commands[id(command) if is_known else command.request_id] = command
+        self._count(command, 1)
+        self._write()
 
     def close(self) -> None:
-        """End the thread, which closes the pipe; queued commands are not sent."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
+        """Close the pipe; queued commands are not sent."""
+        self._loop.remove_writer(self._pipe.fileno())
+        self._pipe.close()
 
     def _forget(self, request_id: str) -> bool:
         """Remove a request that was not sent yet."""
@@ -117,19 +111,26 @@ class Sender:
             tenant, size = _held_by(command)
             self._held += Counter({tenant: sign * size})  # drops a tenant without any
 
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._commands or self._is_closed)
-                if self._is_closed:
-                    break
-                _, command = self._commands.popitem(last=False)
-                self._count(command, -1)
-            try:
-                write_item(self._pipe.fileno(), _compact(command))
-            except OSError:
-                log.debug("the engine process is gone; a command was dropped")
-        self._pipe.close()  # in this thread, where no write is in progress
+    def _write(self) -> None:
+        """Write what the pipe takes, now and whenever it takes more."""
+        fd = self._pipe.fileno()
+        try:
+            while self._unwritten or self._commands:
+                if not self._unwritten:
+                    _, command = self._commands.popitem(last=False)
+                    self._count(command, -1)
+                    self._unwritten = _framed(_compact(command))
+                # an empty view would keep the whole command in memory
+                self._unwritten = self._unwritten[os.write(fd, self._unwritten) :] or b""
+        except BlockingIOError:
+            self._loop.add_writer(fd, self._write)
+            return
+        except OSError:
+            log.debug("the engine process is gone; its commands were dropped")
+            self._commands.clear()
+            self._held.clear()
+            self._unwritten = b""
+        self._loop.remove_writer(fd)
 
 
 def _held_by(request: Request | EmbeddingRequest) -> tuple[str, int]:
@@ -156,10 +157,14 @@ def write_item(fd: int, item: object) -> None:
     Raises:
         BrokenPipeError, ConnectionResetError: the reader is gone.
     """
-    data = pickle.dumps(item, protocol=5)
-    left = memoryview(len(data).to_bytes(_HEAD_BYTES, "little") + data)
+    left = _framed(item)
     while left:
         left = left[os.write(fd, left) :]
+
+
+def _framed(item: object) -> memoryview:
+    data = pickle.dumps(item, protocol=5)
+    return memoryview(len(data).to_bytes(_HEAD_BYTES, "little") + data)
 
 
 def item_reader(fd: int) -> Callable[[], list[bytes]]:

@@ -70,7 +70,7 @@ class ProcessTransport:
     def launch(self) -> None:
         """Start the process; `start` sets the listener."""
         context = multiprocessing.get_context("spawn")
-        # a pipe each way: the loop needs a non-blocking one, a `Sender` a blocking one
+        # a pipe each way, because the engine's writes block
         taken, self._commands = context.Pipe(duplex=False)
         self._messages, told = context.Pipe(duplex=False)
         for pipe in (self._commands, told):  # holds thousands of steps, or 200,000 tokens
@@ -102,7 +102,6 @@ class ProcessTransport:
         self._sender = Sender(self._commands)
         self._hear, self._loop = hear, asyncio.get_running_loop()
         try:
-            self._sender.start()
             read_items(self._messages.fileno(), self._take, self._on_closed)
         except BaseException:  # it has no listener
             self._sender.close()
@@ -115,12 +114,13 @@ class ProcessTransport:
         Raises:
             CapacityError: the engine takes nothing and the queue is full.
         """
-        if (sender := self._sender) is not None:  # `close` runs in another thread
-            sender.send(command)
+        if self._sender is not None:
+            self._sender.send(command)
 
     def close(self) -> None:
-        """Stop the engine after its step; killed if that takes too long, or while loading."""
-        self.send(None)
+        """Wait until the engine, which was sent None, has ended its step; kill it if that takes too
+        long, or while it loads. May run in another thread.
+        """
         if self._process is None:
             return
         # waits for what closes as the process ends: its state is read in another thread, too

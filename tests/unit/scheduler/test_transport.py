@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import pickle
 import pickletools
-import select
 import signal
 import sys
 import threading
@@ -95,9 +94,6 @@ async def end_of(build: object) -> str:
     transport.start(end.set_result)
     error = await asyncio.wait_for(end, 30)
     transport.close()  # not in a thread, which would hold it a moment longer
-    for thread in threading.enumerate():
-        if thread.name == "headstart-commands":  # closes its pipe as it ends
-            thread.join(10)
     return str(error)
 
 
@@ -237,15 +233,14 @@ class Watched(array):
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=["prompt", "texts", "image"])
-def test_tokens_are_sent_as_bytes(command: Work) -> None:
+async def test_tokens_are_sent_as_bytes(command: Work) -> None:
     taken, given = multiprocessing.Pipe(duplex=False)
     widen_pipe(given.fileno())
     sender = Sender(given)
-    sender.start()
     sender.send(command)
     read = item_reader(taken.fileno())
     while not (found := read()):
-        select.select([taken], [], [], 10)
+        await asyncio.sleep(0)
     (item,) = found
     assert sum(1 for _ in pickletools.genops(item)) < 12_000  # a few for each text
     came = pickle.loads(item)
@@ -262,12 +257,15 @@ def test_the_loop_looks_once_at_each_token_of_a_request_that_comes() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=["prompt", "texts", "image"])
-def test_a_cancel_takes_back_all_that_was_not_sent(command: Work) -> None:
-    _, given = multiprocessing.Pipe(duplex=False)
+async def test_a_cancel_takes_back_all_that_was_not_sent(command: Work) -> None:
+    _taken, given = multiprocessing.Pipe(duplex=False)
     sender = Sender(given)
+    sender.send(Request(request_id="first", prompt=PROMPT))  # fills the pipe
     sender.send(command)
+    assert sender._commands
     sender.send(Cancel(command.request_id))
     assert not sender._commands
+    sender.close()
 
 
 def test_the_messages_of_thousands_of_steps_have_room_until_the_server_reads_them() -> None:
