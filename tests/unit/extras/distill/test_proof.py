@@ -90,25 +90,29 @@ def follow(speculator: Speculator, texts, earlier=()) -> list[Outcomes]:
     return replay(speculator, texts, lambda text: Sampler(text.sampling, engine, ()), 4, earlier)
 
 
-def judge(learned: Sequence[RecordedText], base: Sequence[RecordedText], later, earlier) -> Proof:
-    suffix = follow(SPECULATORS["suffix"](), later, earlier)
-    found = Findings.of(later, suffix, COST)
-    for name, texts in (("base", base), ("tuned", learned)):
-        found = found.with_model(name, follow(Table(texts), later), ROUND_MS)
-    return prove(found, "base", "tuned")
-
-
-@pytest.fixture(scope="module")
-def traffic() -> tuple[list[RecordedText], list[RecordedText]]:
-    return split(texts_of("ours", 300, 1))
-
-
 BASE = texts_of("ours", 20, 9)  # knows a little
 
 
+def untuned(later: Sequence[RecordedText], earlier, base=BASE) -> Findings:
+    """What copies and the base model draft."""
+    found = Findings.of(later, follow(SPECULATORS["suffix"](), later, earlier), COST)
+    return found.with_model("base", follow(Table(base), later), ROUND_MS)
+
+
+def judge(learned: Sequence[RecordedText], later: Sequence[RecordedText], found: Findings) -> Proof:
+    tuned = found.with_model("tuned", follow(Table(learned), later), ROUND_MS)
+    return prove(tuned, "base", "tuned")
+
+
+@pytest.fixture(scope="module")
+def traffic() -> tuple[list[RecordedText], list[RecordedText], Findings]:
+    earlier, later = split(texts_of("ours", 300, 1))
+    return earlier, later, untuned(later, earlier)
+
+
 def test_a_model_that_learned_from_earlier_conversations_is_promoted(traffic) -> None:
-    earlier, later = traffic
-    verdict = judge(without_duplicates(earlier, later), BASE, later, earlier)
+    earlier, later, found = traffic
+    verdict = judge(without_duplicates(earlier, later), later, found)
     assert verdict.refusal == ""
     assert verdict.facts["num_conversations"] == 90
     assert verdict.facts["gain"]["low"] > 0.5
@@ -116,29 +120,29 @@ def test_a_model_that_learned_from_earlier_conversations_is_promoted(traffic) ->
 
 
 def test_a_model_that_learned_from_shuffled_pairs_is_not(traffic) -> None:
-    earlier, later = traffic
+    earlier, later, found = traffic
     prompts = [earlier[i].prompt for i in np.random.default_rng(0).permutation(len(earlier))]
     shuffled = [replace(text, prompt=p) for text, p in zip(earlier, prompts, strict=True)]
-    verdict = judge([*BASE, *shuffled], BASE, later, earlier)
+    verdict = judge([*BASE, *shuffled], later, found)
     assert verdict.facts["gain"]["value"] > 0.0  # it learned some words all the same
     assert "too little" in verdict.refusal
-    assert "may be chance" in judge(shuffled, BASE, later, earlier).refusal
+    assert "may be chance" in judge(shuffled, later, found).refusal
 
 
 def test_a_model_that_learned_from_another_tenant_is_not(traffic) -> None:
-    earlier, later = traffic
-    verdict = judge([*BASE, *texts_of("theirs", 210, 2)], BASE, later, earlier)
+    _, later, found = traffic
+    verdict = judge([*BASE, *texts_of("theirs", 210, 2)], later, found)
     assert "may be chance" in verdict.refusal
 
 
 def test_what_is_also_in_the_test_is_not_learned_from(traffic) -> None:
-    earlier, later = traffic
+    _, later, found = traffic
     again = [replace(text, recorded=-1.0, conversation=1000 + i) for i, text in enumerate(later)]
-    passing = judge([*BASE, *again], BASE, later, earlier)
+    passing = judge([*BASE, *again], later, found)
     assert passing.facts["gain"]["value"] > 1.0
     left = without_duplicates([*again, *BASE], later)
     assert left == BASE
-    assert "may be chance" in judge(left, BASE, later, earlier).refusal
+    assert "may be chance" in judge(left, later, found).refusal
 
 
 def test_a_model_that_only_copies_better_than_its_base_loses_to_copies() -> None:
@@ -149,7 +153,7 @@ def test_a_model_that_only_copies_better_than_its_base_loses_to_copies() -> None
         replace(text, recorded=200.0 + i, conversation=200 + i, prompt=[*text.prompt, i])
         for i, text in enumerate(few * 2)
     ]
-    verdict = judge(earlier, BASE, later, earlier)
+    verdict = judge(earlier, later, untuned(later, earlier))
     assert verdict.facts["gain"]["low"] > 0.0
     assert verdict.facts["best"].startswith(SUFFIX)
     assert "too little" in verdict.refusal
@@ -175,10 +179,11 @@ def test_chance_promotes_nothing() -> None:
     for seed in range(12):
         later = texts_of("ours", 20, 100 + seed)
         base, other = texts_of("ours", 40, 500 + seed), texts_of("ours", 40, 900 + seed)
-        promoted += not judge(other, base, later, ()).refusal
+        promoted += not judge(other, later, untuned(later, (), base)).refusal
     assert promoted == 0
 
 
 def test_too_few_conversations_prove_nothing(traffic) -> None:
-    earlier, later = traffic
-    assert "are the least to judge by" in judge(earlier, BASE, later[:7], earlier).refusal
+    earlier, later, _ = traffic
+    few = later[:7]
+    assert "are the least to judge by" in judge(earlier, few, untuned(few, earlier)).refusal

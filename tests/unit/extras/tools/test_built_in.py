@@ -213,7 +213,7 @@ def test_output_beyond_the_limit_is_cut_and_the_command_goes_on(tmp_path):
 
 def test_a_pattern_without_end_ends(monkeypatch, tmp_path):
     (tmp_path / "a").write_text("a" * 60)
-    monkeypatch.setattr(search, "GREP_LIMITS", CommandLimits(seconds=1, output_bytes=1000))
+    monkeypatch.setattr(search, "GREP_LIMITS", CommandLimits(seconds=0.5, output_bytes=1000))
     failed = run_tool("grep_search", path=str(tmp_path), pattern="(a+)+$x")
     assert "narrow" in failed["error"]
 
