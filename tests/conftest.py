@@ -30,6 +30,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def short_warm_up() -> Iterator[None]:
+    """Decodes are timed for a tenth of a second."""
+    from headstart.app import assemble
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assemble, "WARM_UP_SECONDS", 1.0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The embedded pair in processes of its own; a text is the same whoever asks beside it.

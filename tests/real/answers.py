@@ -8,7 +8,7 @@ from hashlib import blake2b
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 from tests.harness import Answer, play
 
@@ -79,10 +79,9 @@ def open_setting(setting: Setting, models: Models | None = None) -> Scheduler:
 
 def open_config(config: Config, models: Models) -> Scheduler:
     """Load the models; widths are compared once for all tests, decodes timed for auto only."""
-    prices: Any = patch.object(assemble, "WARM_UP_SECONDS", 1.0)
-    if config.speculation.mode is not DraftMode.AUTO:
-        prices = patch.object(assemble, "_warm_up")  # no step asks for them
-    with comparing_once(), prices:
+    is_priced = config.speculation.mode is DraftMode.AUTO  # else no step asks for what it costs
+    warm_up = assemble._warm_up if is_priced else Mock()
+    with comparing_once(), patch.object(assemble, "_warm_up", warm_up):
         return build_scheduler(config, models)[0]
 
 
