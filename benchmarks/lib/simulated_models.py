@@ -18,7 +18,7 @@ from benchmarks.lib.simulated_slots import (
 from benchmarks.lib.simulated_texts import Kind, make_model_text, make_text
 
 from headstart.control.controller import Controller
-from headstart.control.values import AskedAnswer, DraftCall, with_gap
+from headstart.control.values import AskedAnswer, DraftCall
 from headstart.scheduler.step import Offer, SequencePlan
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import NO_DRAFT, Draft
@@ -128,20 +128,14 @@ class AutoModel(Learner):
                 answer,
                 LONGEST,
                 NO_DRAFT,
-                catch_up=slot.catch_up,
+                catch_up=slot.unread,
                 num_answered=slot.num_answered,
-                recent=min(slot.unread, READ_A_CALL),
                 to_beat=sum(answer.survival),
             )
             for slot, answer in zip(slots, answers, strict=True)
         ]
         self.controller.grant({"model": own}, plan.step)
         asked = [i for i, one in enumerate(own) if one.num_granted]
-        for i in asked:
-            if own[i].skips:
-                slots[i].skip(READ_A_CALL)
-            else:
-                slots[i].close_gap()
         num_read = read_prompts([slots[i] for i in asked])
         drafting = [i for i in asked if not slots[i].unread]
         granted = [
@@ -163,16 +157,15 @@ class AutoModel(Learner):
         for i in drafting:
             slots[i].catch_up_to(len(scores[i]))
             if scores[i]:
-                name = with_gap("model") if own[i].skips else "model"
-                self.offer_model(answers[i], slots[i], scores[i], name)
+                self.offer_model(answers[i], slots[i], scores[i])
         return milliseconds
 
-    def offer_model(self, answer: SequencePlan, slot: Slot, scores: list[float], name: str) -> None:
+    def offer_model(self, answer: SequencePlan, slot: Slot, scores: list[float]) -> None:
         """Instead of the text's draft if it is worth more."""
         num = len(scores)
         tokens = places(slot.at, slot.run_model(num), num)
-        answer.offers.append(Offer(Draft(tokens, scores, name), [], []))
-        survival = self.controller.survival(name, scores, slot.number)
+        answer.offers.append(Offer(Draft(tokens, scores, "model"), [], []))
+        survival = self.controller.survival("model", scores, slot.number)
         if sum(survival) > sum(answer.survival):
             answer.take(tokens, ["model"] * num, survival)
 

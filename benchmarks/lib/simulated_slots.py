@@ -43,7 +43,6 @@ class Slot:
     prompt: int = 0  # tokens of every request's prompt
     read: int = 0  # tokens of prompt and answer that the draft model has read
     read_for: int = -1  # the request of `read`
-    gap: int = 0  # tokens among `read` that it left out
     answer: int = REQUEST_TOKENS  # tokens of a request
     length: int = 2**30  # of the last of them
     guesses: list[Place] | None = None  # of a draft model, if they are not those of `text`
@@ -69,23 +68,8 @@ class Slot:
     def unread(self) -> int:
         """Tokens behind what the draft model has read, the newest one not counted."""
         if self.read_for != self.number:
-            self.read, self.read_for, self.gap = 0, self.number, 0
+            self.read, self.read_for = 0, self.number
         return max(0, self.prompt + self.num_answered - self.read - 1)
-
-    @property
-    def catch_up(self) -> int:
-        """What it has to read if it is to leave out nothing."""
-        return self.prompt + self.num_answered - 1 if self.gap else self.unread
-
-    def skip(self, room: int) -> None:
-        """Leave out what is unread but the last tokens."""
-        num_skipped = max(0, self.unread - room)
-        self.read, self.gap = self.read + num_skipped, self.gap + num_skipped
-
-    def close_gap(self) -> None:
-        """What was left out is to be read, and all behind it."""
-        if self.gap:
-            self.read = self.gap = 0
 
     def read_on(self, num_tokens: int) -> int:
         """The draft model reads as many tokens of the text; returns how many there were."""

@@ -32,7 +32,7 @@ from itertools import repeat
 from math import exp
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headstart.control.values import FADE, WEIGHT, constrained, with_gap
+from headstart.control.values import FADE, WEIGHT, constrained
 
 if TYPE_CHECKING:
     from headstart.scheduler.step import Offer, StepRecord
@@ -185,12 +185,11 @@ class Calibration:
         self._followed: dict[int, dict[str, tuple[Offer, list[int], int]]] = {}
 
     def trust_scores(self, speculator: str) -> None:
-        """Treat this speculator's scores as probabilities until counts show otherwise; also of text
-        that it skips a part of, and of constrained text.
+        """Treat this speculator's scores as probabilities until counts show otherwise; also of
+        constrained text.
         """
-        for name in (speculator, with_gap(speculator)):
-            for one in (name, constrained(name)):
-                self.tables[one].is_probability = True
+        for name in (speculator, constrained(speculator)):
+            self.tables[name].is_probability = True
 
     def survival(
         self, speculator: str, confidence: Sequence[float], number: int, tokens: Sequence[int] = ()

@@ -5,9 +5,8 @@ confidence limit of the highest value, or none if no value is positive:
 
     expected accepted tokens - price * (draft ms(answers, rounds) + ms(base + rows) - ms(base))
 
-`forecast` predicts the drafts; the price of a millisecond is the budget's. A model that skips the
-middle of long texts is planned as a separate model (named `with_gap`), with less to decode and its
-own statistics. At most one drafts for a slot.
+`forecast` predicts the drafts; the price of a millisecond is the budget's. At most one model drafts
+for a slot.
 
 A small share of the time pays for drafts that are not expected to pay (`trials`).
 """
@@ -26,7 +25,7 @@ from headstart.control.calibration import Calibration
 from headstart.control.cost import CostTable, DraftCost
 from headstart.control.forecast import LIMITS, Array, DraftHistory, forecast
 from headstart.control.trials import PROBE_TOKENS, Probes
-from headstart.control.values import WEIGHT, AskedAnswer, DraftCall, Step, with_gap
+from headstart.control.values import WEIGHT, AskedAnswer, DraftCall, Step
 from headstart.types import Rows
 
 LENGTHS = np.array((1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
@@ -36,11 +35,11 @@ REST = 3  # most steps for which a model that was often refused is not planned
 
 @dataclass(slots=True)
 class ModelState:
-    """Statistics of one draft model, or of the same one skipping text."""
+    """Statistics of one draft model."""
 
     SAVED: ClassVar = ("cost", "history", "probes")
 
-    cost: DraftCost = field(default_factory=DraftCost)  # not used for the one that skips text
+    cost: DraftCost = field(default_factory=DraftCost)
     history: DraftHistory = field(default_factory=DraftHistory)
     probes: Probes = field(default_factory=Probes)
     rest: int = 0  # steps in which it is not considered
@@ -79,24 +78,21 @@ class ModelDraftPlanner:
                     auto.append(one)
             if not auto:
                 continue
-            if self.drafters[name].probes.is_closed:
+            drafter = self.drafters[name]
+            if drafter.probes.is_closed:
                 for one in auto:
                     one.reason = CLOSED
-            tables = self._calibration.tables
-            num_labels = tables[name].num_labels + tables[with_gap(name)].num_labels
-            if num_labels < WEIGHT:  # until then it does not catch up on every prompt
+            # until then it does not catch up on every prompt
+            if self._calibration.tables[name].num_labels < WEIGHT:
                 auto.sort(key=lambda one: one.catch_up)
                 for one in auto[1:]:
                     one.reason = "tried on another slot first"
                 del auto[1:]
-            for can_skip in (False, True):
-                able = [one for one in auto if one.can_skip or not can_skip]
-                best, length, limit, gain = self._best(name, able, step, gains, can_skip=can_skip)
-                for one in best:
-                    _grant(one, length, chosen)
-                    one.min_confidence, one.skips = limit, can_skip
-                    gains[one.number] = gains.get(one.number, 0.0) + gain
-            drafter = self.drafters[name]
+            best, length, limit, gain = self._best(name, auto, step, gains)
+            for one in best:
+                _grant(one, length, chosen)
+                one.min_confidence = limit
+                gains[one.number] = gains.get(one.number, 0.0) + gain
             if any(one.num_granted for one in own):
                 drafter.probes.reading, drafter.num_refused = None, 0
             elif not has_fixed:
@@ -105,25 +101,21 @@ class ModelDraftPlanner:
                     one = next(one for one in auto if one.number == probed)
                     drafter.probes.savings -= gains.get(probed, 0.0)  # taken from another
                     _grant(one, PROBE_TOKENS, chosen)
-                    one.skips, one.is_probe = one.can_skip, True
+                    one.is_probe = True
                 if not any(one.to_beat for one in own):
                     drafter.num_refused += 1
                     drafter.rest = min(REST, drafter.num_refused // 8)
         for name, own in asked.items():
             for one in own:
                 if not one.num_granted:
-                    for tracked in (name, with_gap(name)):
-                        self.drafters[tracked].history.skip(one.number)
+                    self.drafters[name].history.skip(one.number)
 
     def begin_step(self, speculator: str) -> str:
         """Save up for probes, once per step; returns why it is not planned now, "" if it is."""
         drafter = self.drafters[speculator]
-        probes, gapped = drafter.probes, self.drafters[with_gap(speculator)].probes
+        probes = drafter.probes
         probes.accrue()
-        gapped.accrue()
-        rests = drafter.rest > 0
-        if probes.is_closed and gapped.is_closed:
-            rests = probes.savings < probes.goal
+        rests = probes.savings < probes.goal if probes.is_closed else drafter.rest > 0
         if probes.reading is not None or not rests:
             return ""
         drafter.rest = max(0, drafter.rest - 1)
@@ -136,31 +128,27 @@ class ModelDraftPlanner:
         subtracting the call's own time.
         """
         drafter = self.drafters[call.speculator]
-        gapped = with_gap(call.speculator)
-        is_gapped = any(one.skips for one in call.asked)
-        account = self.drafters[gapped].probes if is_gapped else drafter.probes
+        probes = drafter.probes
         if call.catch_up is None or not (call.catch_up or call.drafted):  # the call failed
-            if call.is_probe:  # charged to the text-complete model, which funded it
-                drafter.probes.savings -= call.milliseconds / plain
-                drafter.probes.reading = None
+            if call.is_probe:
+                probes.savings -= call.milliseconds / plain
+                probes.reading = None
             else:
-                account.settle(-call.milliseconds / plain)
+                probes.settle(-call.milliseconds / plain)
             return
         expected = drafter.cost.observe(call, plain)
         if call.is_probe:  # what was expected of it was saved up in advance
-            drafter.probes.savings -= (call.milliseconds - expected) / plain
-            account.settle(saved_ms / plain)
+            probes.savings -= (call.milliseconds - expected) / plain
+            probes.settle(saved_ms / plain)
         else:
             reading = call.catch_up * drafter.cost.token(plain)
-            account.unpaid += reading / plain
-            account.settle((saved_ms - call.milliseconds + reading) / plain)
+            probes.unpaid += reading / plain
+            probes.settle((saved_ms - call.milliseconds + reading) / plain)
         for one in call.drafted:
             number, scores = one.number, one.draft.confidence
-            drafter.probes.called(number)
-            name = gapped if one.skips else call.speculator
-            survival = self._calibration.survival(name, scores, number)
-            history = self.drafters[name].history
-            history.learn(number, scores, survival, one.num_granted, one.min_confidence)
+            probes.called(number)
+            survival = self._calibration.survival(call.speculator, scores, number)
+            drafter.history.learn(number, scores, survival, one.num_granted, one.min_confidence)
 
     def calibrate(self, speculator: str, round_ms: float, token_ms: float) -> None:
         """Set the prices for one slot, measured before the first request."""
@@ -188,7 +176,6 @@ class ModelDraftPlanner:
                 "balance": round(drafter.probes.balance, 4),
             }
             for name, drafter in self.drafters.items()
-            if not name.endswith(with_gap(""))
         }
 
     def _best(
@@ -197,20 +184,18 @@ class ModelDraftPlanner:
         asked: Sequence[AskedAnswer],
         step: Step,
         gains: Mapping[int, float],
-        *,
-        can_skip: bool,
     ) -> tuple[list[AskedAnswer], int, float, float]:
         """The best plan for these answers, beyond the expected gains of other models: for which to
         draft, how far, down to which confidence, and the expected tokens above the price for each.
         """
         nothing = list[AskedAnswer](), 0, 0.0, 0.0
-        name = with_gap(speculator) if can_skip else speculator
-        state, cost = self.drafters[name], self.drafters[speculator].cost
+        state = self.drafters[speculator]
+        cost = state.cost
         state.gain = 0.0
         if not asked or step.max_draft_rows < 1 or state.probes.is_closed:
             return nothing
         most = [min(one.max_tokens, step.max_draft_rows) for one in asked]
-        mean = self._calibration.tables[name].mean()
+        mean = self._calibration.tables[speculator].mean()
         probabilities = state.history.probabilities([one.number for one in asked], mean)
         # arrays by answer, limit and length
         tokens, rows, rounds = forecast(probabilities, np.minimum.outer(most, LENGTHS))
@@ -218,7 +203,7 @@ class ModelDraftPlanner:
         token_price = self._budget.price_per_ms(step, plain) * cost.token(plain)
         readings = list[float]()  # price of catching up, per token of the steps with its drafts
         for one in asked:
-            reading = token_price * (one.min_catch_up if can_skip else one.catch_up)
+            reading = token_price * one.catch_up
             readings.append(reading / max(1.0, state.history.share * self._num_left(one)))
         worth = self._worth(asked, tokens, readings, gains, step)
         order, busy = np.zeros((1, len(LIMITS)), np.intp), rounds / LENGTHS
@@ -295,7 +280,7 @@ class ModelDraftPlanner:
         """The request to probe now, if any."""
         plain = self._budget.plain_ms(step)
         token, price = drafter.cost.token(plain) / plain, drafter.cost.round(1, plain) / plain
-        readings = {one.number: token * one.min_catch_up for one in asked}
+        readings = {one.number: token * one.catch_up for one in asked}
         return drafter.probes.choose(readings, PROBE_TOKENS * price)
 
 

@@ -26,7 +26,7 @@ from headstart.structures.model_id import ModelId
 from headstart.types.errors import ConfigError
 
 # Increase it if a saved field changes its meaning, or counts their buckets.
-VERSION = 6
+VERSION = 7
 
 
 class StateFile:

@@ -9,10 +9,8 @@ A disabled draft model yields no labels, so occasionally it drafts a few tokens 
 the text (they need not be verified): a probe. A small share of the time is saved up for that.
 
 A model that has not decoded a request's prompt must catch up before it can draft. A probe starts
-once the budget covers that plus several cheap probes after it. With a long prompt a probe skips
-the middle, if the model can: enough to see whether it is useful, for a sixteenth of the price of
-4,000 tokens. Once begun, catching up continues every step until the model drafts, because half a
-prompt is worth nothing.
+once the budget covers that plus several cheap probes after it. Once begun, catching up continues
+every step until the model drafts, because half a prompt is worth nothing.
 
 Expected savings are checked against measurements: each call is settled by its record, accepted
 tokens against the time of the call, of its rows, and any excess of the step over its expected time.

@@ -27,12 +27,6 @@ FADE = 0.998  # of counts and of a request's shift, per further one
 
 
 @cache
-def with_gap(speculator: str) -> str:
-    """The name under which control tracks a model that skips text."""
-    return f"{speculator}+gap"
-
-
-@cache
 def constrained(speculator: str) -> str:
     """The name under which control tracks a speculator in constrained text."""
     return f"{speculator}+grammar"
@@ -94,11 +88,9 @@ class AskedAnswer:
     to_beat: float = 0.0  # tokens: what is expected of a text draft that the model's would replace
     num_answered: int = 0  # tokens of the answer so far
     num_left: int = NO_LIMIT  # most tokens still to come
-    recent: int | None = None  # like `catch_up`, if it skips the middle; None: it cannot
     # set by `ModelDraftPlanner.grant`
     num_granted: int = 0  # tokens it may draft; 0: it is not called
     min_confidence: float = 0.0
-    skips: bool = False  # skips the middle of the text
     is_probe: bool = False  # not expected to pay: paid from the probe budget
     reason: str = ""  # why it is not called, if not for its price
 
@@ -106,16 +98,6 @@ class AskedAnswer:
     def number(self) -> int:
         """The number of the request."""
         return self.answer.sequence.number
-
-    @property
-    def can_skip(self) -> bool:
-        """Whether skipping the middle leaves the model far fewer tokens to decode."""
-        return self.recent is not None and 2 * self.recent <= self.catch_up and self.catch_up > 0
-
-    @property
-    def min_catch_up(self) -> int:
-        """Fewest tokens to decode first."""
-        return self.recent if self.recent is not None and self.can_skip else self.catch_up
 
 
 @dataclass(slots=True)

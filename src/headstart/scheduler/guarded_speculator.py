@@ -29,7 +29,7 @@ _PHASES = {
     "restore_sequence": "begin",
     **dict.fromkeys(("observe_states", "truncate", "copy_prefix", "checkpoint"), "observe"),
     "num_resumable": "observe",
-    **dict.fromkeys(("num_catch_up", "num_recent"), "propose"),
+    "num_catch_up": "propose",
 }
 
 
@@ -46,7 +46,6 @@ def _data(state: Any) -> Any:
 # Checks and converts the results of these calls.
 _READERS: dict[str, Callable[[Any], Any]] = {
     "num_catch_up": _count,
-    "num_recent": lambda number: None if number is None else _count(number),
     "num_resumable": _count,
     "save_sequence": _data,
 }

@@ -69,7 +69,6 @@ def _asked(answer: SequencePlan, model: GuardedSpeculator) -> AskedAnswer:
         to_beat=0.0 if num_before else sum(answer.survival),
         num_answered=sequence.num_emitted,
         num_left=sequence.num_left,
-        recent=model.call("num_recent", sequence.seq_id, tokens),
     )
 
 
@@ -83,8 +82,6 @@ def _num_continued(answer: SequencePlan, model: GuardedSpeculator) -> int:
 
 def _draft(model: GuardedSpeculator, granted: list[AskedAnswer]) -> DraftCall:
     """Let the model draft for these answers."""
-    for one in granted:
-        one.answer.skipping_model = model.name if one.skips else ""
     with _requests(granted) as requests:
         drafts = model.propose(requests)
     call = DraftCall(model.name, granted, 1000.0 * model.last_seconds, is_model=True)
@@ -97,14 +94,10 @@ def _draft(model: GuardedSpeculator, granted: list[AskedAnswer]) -> DraftCall:
 
 def _num_read(one: AskedAnswer, model: GuardedSpeculator) -> int:
     """Tokens that the model decoded for this answer before it drafted."""
-    num_unread = one.min_catch_up if one.skips else one.catch_up
     if one.draft.is_ready:
-        return num_unread + one.num_before
+        return one.catch_up + one.num_before
     seq_id, tokens = one.answer.sequence.seq_id, one.answer.sequence.model_tokens
-    left = model.call("num_recent", seq_id, tokens) if one.skips else None
-    if left is None:
-        left = model.call("num_catch_up", seq_id, tokens, otherwise=0)
-    return num_unread - int(left)
+    return one.catch_up - int(model.call("num_catch_up", seq_id, tokens, otherwise=0))
 
 
 def _choose(one: AskedAnswer, controller: Controller) -> None:
@@ -149,7 +142,6 @@ def _requests(granted: list[AskedAnswer]) -> Iterator[list[DraftRequest]]:
                     None if sequence.request.sampling.is_greedy else sequence.sampler.couple,
                     sequence.request.namespace,
                     legality,
-                    one.skips,
                 )
             )
         yield requests

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headstart.control.controller import Controller
-from headstart.control.values import constrained, with_gap
+from headstart.control.values import constrained
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
 from headstart.scheduler.step import Offer, SequencePlan
 from headstart.structures.prefix import common_prefix_length
@@ -94,7 +94,7 @@ def candidate(
     for part in parts:
         own, name = [1.0 if is_fixed else reached] * len(part.tokens), part.speculator
         if name != GRAMMAR:
-            if sequence.legality is not None or answer.skipping_model:
+            if sequence.legality is not None:
                 name = control_name(answer, name)
             line = [previous, *part.tokens]
             if offer is None:
@@ -113,8 +113,6 @@ def candidate(
 
 def control_name(answer: SequencePlan, speculator: str) -> str:
     """The name under which control tracks this speculator for this answer."""
-    if answer.skipping_model == speculator:
-        speculator = with_gap(speculator)
     legality = answer.sequence.legality
     is_constrained = legality is not None and legality.is_active
     return constrained(speculator) if is_constrained else speculator

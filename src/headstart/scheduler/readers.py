@@ -200,7 +200,7 @@ def _describe(record: StepRecord, answer: SequencePlan) -> VerifiedDraft:
         (None,) * length if is_fixed else tuple(map(float, survival)),
         record.target_ms,
         record.draft_ms,
-        # control's name for a speculator may have a suffix such as "+gap"
+        # control's name for a speculator may have a suffix such as "+grammar"
         tuple(
             (offer.draft.speculator.partition("+")[0], tuple(offer.draft.tokens[:32]))
             for offer in answer.offers

@@ -58,7 +58,6 @@ class SequencePlan:
     saved_ms: float = 0.0  # expected savings of the draft
     reason: str = ""  # why there is no draft, or none is verified
     reasons: dict[str, str] = field(default_factory=dict)  # by speculator, why none of its tokens
-    skipping_model: str = ""  # the draft model that skips the middle of this text
     offers: list[Offer] = field(default_factory=list)
 
     # results, set by `Committer.commit`

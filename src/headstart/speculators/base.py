@@ -121,12 +121,6 @@ class Speculator(ABC):
         """Tokens that a model must decode before it can draft, without the newest one."""
         return 0
 
-    def num_recent(self, seq_id: int, history: Sequence[int]) -> int | None:
-        """Tokens that a model must decode first if it may skip the middle of the text
-        (`DraftRequest.can_skip`), without the newest one; None: it cannot skip.
-        """
-        return None
-
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
         """Models: time a draft round and the decode of a token, in milliseconds, before the first
         request.

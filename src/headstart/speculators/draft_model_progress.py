@@ -61,29 +61,17 @@ class CachedSequence:
         """After an incomplete decode: at most what the cache holds or skips is caught up."""
         self.num_caught_up = min(self.num_caught_up, len(self.tokens) + len(self.gap))
 
-    @property
-    def num_without_gap(self) -> int:
-        """Target tokens at the start of the history that need no decode if nothing is skipped."""
-        return min(self.num_caught_up, self.gap.start) if self.gap else self.num_caught_up
-
     def without_gap(self, history: Sequence[int]) -> Sequence[int]:
         """The history that the cache should hold; a copy if something is skipped."""
         gap = self.gap
         return [*history[: gap.start], *history[gap.stop :]] if gap else history
 
-    def close_gap(self) -> None:
-        """From now on, skip nothing of the history."""
-        if self.gap:
-            self.synced = min(self.synced, self.gap.start)
-            self.num_caught_up = min(self.num_caught_up, self.gap.start)
-            self.gap = range(0)
-
-    def open_gap(self, history: Sequence[int], room: int) -> None:
-        """Skip enough that at most `room` tokens have to be decoded: tokens between those in the
-        cache (or the first few) and the last ones.
+    def skip_middle(self, history: Sequence[int], room: int) -> None:
+        """If more than twice `room` tokens have to be decoded, skip all but `room` of them: those
+        between the ones in the cache (or the first few) and the last ones.
         """
         held = common_prefix_length(self.tokens, self.without_gap(history), self.synced)
-        if len(history) - len(self.gap) - held <= room:
+        if len(history) - len(self.gap) - held <= 2 * room:
             return
         start = self.gap.start if self.gap else max(held, min(FIRST, room // 2))
         num_recent = room - max(0, start - held)

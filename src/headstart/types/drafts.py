@@ -55,8 +55,6 @@ class DraftRequest:
     namespace: str = ""  # hash of the API key: do not share text across namespaces
     # models only; for constrained requests: pick legal tokens, since illegal ones are cut off later
     legality: DraftLegality | None = None
-    # models only; the middle of a long text may be skipped: see `Speculator.num_recent`
-    can_skip: bool = False
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from benchmarks.lib.steps import allowed, decode, grant, make_plan, model_call, 
 from headstart.control.controller import Controller
 from headstart.control.state import StateFile
 from headstart.control.trials import CREDIT, MOST_TRIALS, Probes
-from headstart.control.values import TRIAL_SHARE, Step, with_gap
+from headstart.control.values import TRIAL_SHARE, Step
 from headstart.scheduler.step import StepRecord
 
 STEP = Step(1, 1, 1000)
@@ -22,8 +22,7 @@ READ_A_CALL, ANSWER = 256, 100
 
 def make_controller() -> Controller:
     controller = Controller()
-    for name in ("model", with_gap("model")):
-        controller.trust_scores(name)
+    controller.trust_scores("model")
     for _ in range(6):
         for rows in range(1, 18):
             decode(controller, rows, 1000, PLAIN_MS + 2.0 * (rows - 1))
@@ -35,34 +34,16 @@ def choose(probes: Probes, numbers: Sequence[int], reading: Sequence[float]) -> 
     return probes.choose(dict(zip(numbers, reading, strict=True)), 1.0)
 
 
-def answer(
-    controller: Controller,
-    seq_id: int,
-    prompt: int,
-    *,
-    is_good: bool,
-    can_skip: bool = False,
-    needs_all: bool = False,
-) -> tuple[int, float]:
-    """One request: draft tokens that were accepted, and milliseconds that drafting took.
-
-    can_skip: the model can leave out the middle of the prompt; needs_all: but is useless then.
-    """
-    unread, gap, at, accepted, spent = prompt, 0, 0, 0, 0.0
+def answer(controller: Controller, seq_id: int, prompt: int, *, is_good: bool) -> tuple[int, float]:
+    """One request: draft tokens that were accepted, and milliseconds that drafting took."""
+    unread, at, accepted, spent = prompt, 0, 0, 0.0
     controller.begin(seq_id, "")
     while at < ANSWER:
-        recent = min(unread, READ_A_CALL) if can_skip else None
-        catch_up = prompt + at if gap else unread
-        allowance = model_slot(seq_id, 16, catch_up, num_left=ANSWER - at, recent=recent)
+        allowance = model_slot(seq_id, 16, unread, num_left=ANSWER - at)
         if not controller.begin_model_step("model"):
             (allowance,) = grant(controller, {"model": [allowance]}, STEP)["model"]
         matched = 0
         if allowance.num_granted:
-            if allowance.skips and recent is not None:
-                gap += unread - recent
-                unread = recent
-            elif gap:
-                unread, gap = catch_up, 0
             num_read = min(READ_A_CALL, unread)
             unread -= num_read
             length = 0 if unread else allowance.num_granted
@@ -72,11 +53,10 @@ def answer(
             drafted = None if unread else scores
             call = model_call([allowance], [drafted], milliseconds, num_read)
             if length:
-                matched = length if is_good and not (gap and needs_all) else 0
+                matched = length if is_good else 0
             ran(controller, call, STEP, matched, number=seq_id)
             if length:
-                name = with_gap("model") if allowance.skips else "model"
-                controller._calibration.record(seq_id, name, scores[: matched + 1], matched)
+                controller._calibration.record(seq_id, "model", scores[: matched + 1], matched)
                 accepted += matched
         else:
             unread += 1
@@ -95,52 +75,17 @@ def test_a_model_that_became_good_is_used_again_on_long_prompts(prompt, is_resta
     if is_restarted:
         controller.save(StateFile(tmp_path / "state", {}))
         controller = Controller()
-        for name in ("model", with_gap("model")):
-            controller.trust_scores(name)
+        controller.trust_scores("model")
         assert controller.load(StateFile(tmp_path / "state", {})) == ""
         decode(controller, 1, 1000, PLAIN_MS)
     accepted = [answer(controller, seq_id, prompt, is_good=True)[0] for seq_id in range(100, 220)]
     assert sum(accepted[-10:]) > 0.5 * 10 * ANSWER
 
 
-@pytest.mark.parametrize("prompt", [1000, 4000])
-def test_a_model_that_became_good_is_soon_seen_to_be_where_it_can_skip_most_of_a_prompt(prompt):
-    """Not if a probe reads all of it."""
-    controller = make_controller()
-    for seq_id in range(30):
-        answer(controller, seq_id, prompt, is_good=False, can_skip=True)
-    accepted = [
-        answer(controller, i, prompt, is_good=True, can_skip=True)[0] for i in range(50, 70)
-    ]
-    assert sum(accepted[-6:]) > 0.5 * 6 * ANSWER
-
-
-def test_answers_too_short_to_pay_for_reading_a_prompt_get_drafts_from_its_end() -> None:
-    accepted = {}
-    for can_skip in (False, True):
-        controller = make_controller()
-        answers = [answer(controller, i, 8000, is_good=True, can_skip=can_skip) for i in range(10)]
-        accepted[can_skip] = sum(num_right for num_right, _ in answers)
-    assert accepted[True] > 0.7 * 10 * ANSWER
-    assert not accepted[False], "nor did reading it pay"
-
-
-def test_a_model_that_is_good_only_with_the_whole_text_is_given_all_of_it() -> None:
-    controller = make_controller()
-    answers = [
-        answer(controller, i, 1000, is_good=True, can_skip=True, needs_all=True) for i in range(10)
-    ]
-    assert sum(num_right for num_right, _ in answers) > 0.5 * 10 * ANSWER
-
-
-@pytest.mark.parametrize("can_skip", [False, True])
 @pytest.mark.parametrize("prompt", [200, 1000, 4000])
-def test_a_useless_model_costs_little_however_long_the_prompts_are(prompt, can_skip) -> None:
+def test_a_useless_model_costs_little_however_long_the_prompts_are(prompt: int) -> None:
     controller, num_requests = make_controller(), 100
-    spent = sum(
-        answer(controller, i, prompt, is_good=False, can_skip=can_skip)[1]
-        for i in range(num_requests)
-    )
+    spent = sum(answer(controller, i, prompt, is_good=False)[1] for i in range(num_requests))
     # what it may cost in the long run, and one prompt to find out
     share = 3.0 * TRIAL_SHARE
     assert spent < share * num_requests * ANSWER * PLAIN_MS + prompt * READ_MS
@@ -198,9 +143,7 @@ def test_drafts_that_lose_cost_a_small_share_of_the_time_whatever_is_expected_of
 def test_a_model_that_lost_its_credit_and_became_good_drafts_again_in_the_same_request() -> None:
     controller, slot, num_drafts = make_controller(), model_slot(1, 16), 0
     controller.begin(1, "")
-    for can_skip in (False, True):
-        call = model_call([allowed(3, skips=can_skip)], [[0.9] * 3], 9.0 * PLAIN_MS)
-        ran(controller, call, STEP, 0)
+    ran(controller, model_call([allowed(3)], [[0.9] * 3], 9.0 * PLAIN_MS), STEP, 0)
     for step in range(2000):
         if controller.begin_model_step("model"):
             continue
@@ -235,13 +178,12 @@ def test_a_model_slower_than_its_price_costs_a_small_share_of_the_time(times, wa
 
 
 @pytest.mark.parametrize("catch_up", [None, 0], ids=["raises", "reads nothing"])
-@pytest.mark.parametrize("can_skip", [False, True])
-def test_a_model_that_fails_again_and_again_costs_a_small_share_of_the_time(catch_up, can_skip):
+def test_a_model_that_fails_again_and_again_costs_a_small_share_of_the_time(catch_up):
     """One that raises is off until the request ends."""
     controller, spent, num_steps = make_controller(), 0.0, 0
     for number in range(200):
         controller.begin(number, "")
-        slot = model_slot(number, 16, 600, recent=200 if can_skip else None)
+        slot = model_slot(number, 16, 600)
         for _ in range(100):
             num_steps += 1
             if controller.begin_model_step("model"):
@@ -292,5 +234,5 @@ def test_a_draft_model_that_does_not_pay_beside_a_text_costs_little(guessed: flo
         run.warm_up(controller)
         score = policy(controller)
         lost_ms += sign * score.milliseconds
-    once = 2.0 * CREDIT + 4.0  # with and without the middle of prompts; two prompts read for it
+    once = CREDIT + 4.0  # two prompts read for it
     assert lost_ms < once * run.cost(1) + 2.0 * TRIAL_SHARE * score.milliseconds

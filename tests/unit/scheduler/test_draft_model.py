@@ -33,8 +33,9 @@ from headstart.types.request import SpeculativeParams
 
 
 def drafter(skew: float = 0.0, most_read: int = 256) -> DraftModelSpeculator:
+    """It reads all of a text, as one with another vocabulary."""
     speculator = DraftModelSpeculator(Model(skew=skew))
-    speculator.most_read = most_read
+    speculator.most_read, speculator._can_skip = most_read, False
     return speculator
 
 
@@ -212,7 +213,7 @@ def test_a_prompt_that_several_drafts_begin_with_is_read_once(cache_kind, own) -
     common = [(7 * i + i // 31) % EOS for i in range(400)]
     requests = [endless([*common, *[i] * own], 30, f"{i}") for i in range(8)]
     speculator = DraftModelSpeculator(Model(context_size=1024, cache_kind=cache_kind))
-    speculator.most_read = 64
+    speculator.most_read, speculator._can_skip = 64, False
     scheduler = make_scheduler(Model(context_size=1024), [speculator], fixed(4), parallel=8)
     run_checked(scheduler, requests)
     assert scheduler.outcomes.total.drafts.num_accepted > 0

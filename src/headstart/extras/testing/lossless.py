@@ -33,9 +33,12 @@ class RandomController(Controller):
 
     def assign_rows(self, plan: StepPlan) -> None:
         assert plan.step is not None
+        left = plan.step.max_draft_rows
         for answer in plan.answers:
             answer.num_verified = int(self._random.integers(0, len(answer.draft) + 1))
+            left -= answer.num_verified
         plan.num_padding = int(self._random.integers(0, 4)) if plan.step.can_pad else 0
+        plan.num_padding = max(0, min(plan.num_padding, left))
 
     def _grant(self, asked: Mapping[str, Sequence[AskedAnswer]], step: Step) -> None:
         draw, chosen = self._random.integers, set[int]()
@@ -43,7 +46,7 @@ class RandomController(Controller):
             for one in own:
                 if one.number not in chosen and (length := int(draw(0, one.max_tokens + 1))):
                     chosen.add(one.number)
-                    one.num_granted, one.skips = length, bool(draw(0, 2))
+                    one.num_granted = length
 
 
 def assert_lossless(make: Callable[[], Speculator]) -> tuple[int, int]:
