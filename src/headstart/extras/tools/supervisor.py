@@ -51,7 +51,7 @@ def main(command: list[str]) -> int:
         time.sleep(0.002)
     code = os.waitstatus_to_exitcode(statuses.get(child, signal.SIGKILL))
     if code < 0:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})  # SIGUSR1 may have come since
         if -code not in (signal.SIGKILL, signal.SIGSTOP):
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)

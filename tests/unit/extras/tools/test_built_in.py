@@ -172,7 +172,7 @@ def test_no_process_of_a_command_survives_it(tmp_path, leave, timeout):
     [
         ("(sleep 0.5; echo late) & echo begun; exit 4", "begun\nlate\n\n[exit code: 4]"),
         ("exec > /dev/null 2>&1; sleep 0.5; exit 5", "\n[exit code: 5]"),
-        ("kill -15 $$", "\n[exit code: -15]"),
+        ("while kill -USR1 $PPID; do :; done & kill -15 $$", "\n[exit code: -15]"),
     ],
 )
 def test_output_of_what_a_command_leaves_behind_is_waited_for(command, says):
