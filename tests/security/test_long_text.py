@@ -7,7 +7,6 @@ import time
 
 import pytest
 from tests.models import MERGES, tiny_llama
-from tests.unit.text.vocabulary import real
 
 from headstart.app import demo
 from headstart.engine import vocab
@@ -46,12 +45,6 @@ def check_same(one: LlamaVocab, monkeypatch) -> int:
 def test_parts_give_the_tokens_of_the_whole(monkeypatch, tmp_path):
     for path in (demo.path(demo.TARGET), tiny_llama(tmp_path / "a.gguf", merges=MERGES)):
         assert check_same(load(path), monkeypatch) > 6
-
-
-@pytest.mark.skipif(not real.has_fetched(), reason="vocabularies are not there")
-@pytest.mark.parametrize("name", real.FETCHED)
-def test_parts_give_the_tokens_of_the_whole_for_known_vocabularies(name, monkeypatch):
-    assert check_same(load(real.fetched_folder() / f"ggml-vocab-{name}.gguf"), monkeypatch) >= 3
 
 
 def test_forty_thousand_messages_take_a_linear_time_and_can_be_stopped():

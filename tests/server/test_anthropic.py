@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import anthropic
 import httpx2
 import pytest
 from tests.server.fake_worker import FakeWorker, say
@@ -25,6 +24,8 @@ TOOLS = [{"name": "look", "description": "Look.", "input_schema": {"type": "obje
 
 @contextmanager
 def claude(client: httpx2.Client) -> Iterator[Any]:
+    import anthropic  # takes two seconds in each process of tests, and only one needs it
+
     url = str(client.base_url)
     with anthropic.Anthropic(base_url=url, api_key="-", max_retries=0) as sdk:
         yield sdk

@@ -251,28 +251,15 @@ def test_heads_without_room_cost_drafts_and_nothing_else() -> None:
     assert details["lost"]["draft context full"] > 0
 
 
-@heads
-@kinds
-@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
-def test_texts_are_the_same_with_heads(num_heads: int, cache_kind: CacheKind, temperature) -> None:
-    for spec, controller in ((fixed(1), None), (fixed(3), None), (AUTO, RandomController())):
-        engine = Model(cache_kind=cache_kind)
-        requests = make_requests(8, temperature)
-        scheduler = make_scheduler(engine, [mtp(engine, num_heads)], spec, controller)
-        run_checked(scheduler, requests)
-        assert scheduler.drafting.speculators["mtp"].describe()["missing_states"] == 0
-
-
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("name", ["mtp", "state-reader"])
 def test_texts_are_the_same_in_a_mixture_of_everything(name: str, seed: int) -> None:
-    engine = Model(2, num_cells=300, context_size=128, cache_kind=KINDS[seed % 2])
+    engine = Model(2, num_cells=300, context_size=128, cache_kind=KINDS[seed % 4])
     reader = mtp(engine, 1 + seed % 3) if name == "mtp" else StateReader(engine, overlap=seed % 2)
     chain = [*make_speculators(["suffix"]), reader]
     chain += make_speculators(["draft-model"])
-    requests = make_requests(
-        16, seed=seed, max_tokens=int(np.random.default_rng(seed).integers(9, 50))
-    )
+    num = int(np.random.default_rng(seed).integers(9, 50))
+    requests = make_requests(16, (0.0, 0.8, 1.5)[seed % 3], seed=seed, max_tokens=num)
     scheduler = make_scheduler(engine, chain, AUTO, RandomController(seed), parallel=3, cache_ram=1)
     run_checked(scheduler, requests)
     assert not reader.describe().get("missing_states")

@@ -85,24 +85,23 @@ def test_flags_of_newer_releases_are_taken_or_refused_with_a_reason(monkeypatch)
     assert read().values["slot_save_path"] == "/tmp"
 
 
-@pytest.mark.parametrize(
-    ("entry", "name"), [(entry, name) for entry in THEIRS for name in entry["names"]]
-)
-def test_every_spelling_is_taken_or_refused_with_a_reason(entry: dict[str, Any], name: str) -> None:
-    flag, setting, argv = llama_server.by_name()[name], setting_of(name), argv_of(entry, name)
-    switch = llama_server.OFF if name in flag.negatives else llama_server.ON
-    if name in ("-h", "--help", "--usage", "--version", "--list-devices"):
-        with pytest.raises(PageRequested):
-            read(*argv)
-    elif setting is not None:
-        assert read(*argv).origins[setting.name] == "flag"
-    elif (verdict := flag.judge(argv[1] if argv[1:] else switch)).kind == "refused":
-        with pytest.raises(ConfigError, match=re.escape(verdict.text)):
-            read(*argv)
-    else:
-        assert set(verdict.settings if verdict.kind == "sets" else ()) <= {
-            name for name, origin in read(*argv).origins.items() if origin == "flag"
-        }
+@pytest.mark.parametrize("entry", THEIRS, ids=lambda entry: entry["names"][-1])
+def test_every_spelling_is_taken_or_refused_with_a_reason(entry: dict[str, Any]) -> None:
+    for name in entry["names"]:
+        flag, setting, argv = llama_server.by_name()[name], setting_of(name), argv_of(entry, name)
+        switch = llama_server.OFF if name in flag.negatives else llama_server.ON
+        if name in ("-h", "--help", "--usage", "--version", "--list-devices"):
+            with pytest.raises(PageRequested):
+                read(*argv)
+        elif setting is not None:
+            assert read(*argv).origins[setting.name] == "flag"
+        elif (verdict := flag.judge(argv[1] if argv[1:] else switch)).kind == "refused":
+            with pytest.raises(ConfigError, match=re.escape(verdict.text)):
+                read(*argv)
+        else:
+            assert set(verdict.settings if verdict.kind == "sets" else ()) <= {
+                name for name, origin in read(*argv).origins.items() if origin == "flag"
+            }
 
 
 @pytest.mark.parametrize("name", [entry["env"] for entry in THEIRS if entry["env"]])

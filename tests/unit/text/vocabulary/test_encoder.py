@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.security.test_long_text import check_same
 from tests.unit.text.vocabulary import real
 from tests.unit.text.vocabulary.pieces import PieceVocab
 from tests.unit.text.vocabulary.real import random_text
@@ -44,6 +45,10 @@ def test_plain_text_is_tokenized_as_the_model_does(encoder: Encoder) -> None:
     # SentencePiece begins with a space of its own
     has_space = encoder.table.join(own).startswith(b" ")
     assert list(encoder.encode(b" " * has_space + b"def add(a, b):\n    return a + b")) == own
+
+
+def test_a_long_text_in_parts_has_the_tokens_of_the_whole(encoder: Encoder, monkeypatch) -> None:
+    assert check_same(encoder._vocab, monkeypatch) >= 3
 
 
 def test_unfinished_characters_are_counted() -> None:
