@@ -12,6 +12,7 @@ from headstart.config import ChatConfig, Config, SchedulerConfig
 from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
 from headstart.types import DraftMode
+from headstart.types.sampling_params import LogitBias
 
 
 def test_completion_has_llama_servers_fields(client):
@@ -141,7 +142,7 @@ def test_sampling_fields_reach_the_request(client, worker):
 )
 def test_logit_bias_has_all_its_forms(client, worker, bias, expected):
     answer = client.post("/completion", json={"prompt": "a", "logit_bias": bias}).json()
-    assert worker.requests[0].sampling.logit_bias == expected
+    assert worker.requests[0].sampling.logit_bias == LogitBias(expected)
     shown = {entry["token"]: entry["bias"] for entry in answer["generation_settings"]["logit_bias"]}
     assert shown == {
         token: False if value == float("-inf") else value for token, value in expected.items()

@@ -21,6 +21,7 @@ from headstart.server.listen import serve, take_port
 from headstart.server.sampling import request_defaults
 from headstart.server.service import ServedModel
 from headstart.types.errors import ConfigError, ModelError
+from headstart.types.sampling_params import LogitBias
 
 
 def test_paths_begin_with_the_prefix():
@@ -120,7 +121,7 @@ def test_flags_beat_the_models_recommendation_beats_the_defaults():
     assert (sampling.temperature, sampling.top_k, sampling.min_p) == (0.1, 20, 0.05)
     assert sampling.samplers == ("top_k", "temperature")
     assert (defaults.seed, defaults.max_tokens, defaults.stop) == (5, 7, ("User:\n",))
-    assert sampling.logit_bias == {5: 1.5, 6: -float("inf")}
+    assert sampling.logit_bias == LogitBias({5: 1.5, 6: -float("inf")})
     assert sampling.dry_sequence_breakers == ("\t",)
 
 
@@ -139,7 +140,7 @@ def test_a_sampling_flag_out_of_range_is_refused(config, says):
 
 def test_a_bias_of_a_token_that_the_model_lacks_is_left_out_with_a_warning(caplog):
     config = SamplingConfig(logit_bias="255+1,256-inf,70000+1")
-    assert request_defaults(config, {}, 256).sampling.logit_bias == {255: 1.0}
+    assert request_defaults(config, {}, 256).sampling.logit_bias == LogitBias({255: 1.0})
     (warning,) = caplog.messages
     assert "256, 70000" in warning
     assert "0 to 255" in warning

@@ -20,6 +20,7 @@ from headstart.types.errors import (
     WorkerDeadError,
 )
 from headstart.types.request import Request
+from headstart.types.sampling_params import LogitBias
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -54,11 +55,15 @@ def test_a_body_that_is_not_a_json_object_is_400(client, content, says):
         ("seed", 2**40 + 3, 3),
         ("samplers", ["top_k", "nonsense"], ("top_k",)),
         ("samplers", "ekzt", ("penalties", "top_k", "temperature")),
-        ("logit_bias", {"999": 1, "5": 2}, {5: 2.0}),
-        ("logit_bias", {"5": "x", "6": True, "7": 1}, {7: 1.0}),
-        ("logit_bias", [[5], 6, {"token": 7, "bias": 1}, [1.5, 1], [True, 1], [8, 1]], {8: 1.0}),
-        ("logit_bias", 3, {}),
-        ("logit_bias", True, {}),
+        ("logit_bias", {"999": 1, "5": 2}, LogitBias({5: 2.0})),
+        ("logit_bias", {"5": "x", "6": True, "7": 1}, LogitBias({7: 1.0})),
+        (
+            "logit_bias",
+            [[5], 6, {"token": 7, "bias": 1}, [1.5, 1], [True, 1], [8, 1]],
+            LogitBias({8: 1.0}),
+        ),
+        ("logit_bias", 3, LogitBias({})),
+        ("logit_bias", True, LogitBias({})),
         ("dry_base", 0.5, 1.75),
         ("dry_base", 0, 1.75),
     ],
