@@ -140,6 +140,7 @@ async def test_a_single_prompt_of_any_length_is_sent(commands):
     commands.send("long", prompt=range(1 << 23))
     with pytest.raises(CapacityError):
         commands.send("second")
+    commands.send("another", tenant="another")
 
 
 @pytest.mark.parametrize("command", [Cancel("running"), None], ids=["cancel", "stop"])

@@ -117,6 +117,17 @@ async def test_a_worker_that_is_closed_while_it_loads_leaves_no_error_behind() -
     assert not errors
 
 
+async def test_who_waits_for_a_sleeping_model_is_told_that_the_server_ends() -> None:
+    worker = client_of([])
+    await worker.start()
+    await worker.sleep()
+    waiting = asyncio.create_task(worker.wake())
+    await asyncio.sleep(0)  # it waits for the end of the engine before
+    await worker.close()
+    with pytest.raises(CapacityError, match="shutting down"):
+        await asyncio.wait_for(waiting, 10.0)
+
+
 async def test_a_worker_with_a_request_does_not_sleep() -> None:
     worker = client_of([])
     await worker.start()

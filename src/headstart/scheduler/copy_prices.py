@@ -67,4 +67,6 @@ class CopyPrices:
         counters, reading = self._counters, copying
         if counters.prefill_rows:
             reading = num_gained * counters.prefill_seconds / counters.prefill_rows
+        elif counters.prompt_tokens:  # in small pieces only
+            reading = num_gained * counters.prompt_seconds / counters.prompt_tokens
         return num_gained >= LEAST_TOKENS and reading >= copying

@@ -28,6 +28,7 @@ from headstart.server.prompts import MAX_TOKENS, read_prompt
 from headstart.server.routing import Routes, json_response
 from headstart.server.service import ServedModel, Service, service_of
 from headstart.server.threads import unless_left
+from headstart.structures.prefix import packed
 from headstart.structures.tenants import caller_of
 from headstart.types import Vocab
 from headstart.types.errors import NotSupportedError, RequestError
@@ -227,7 +228,9 @@ def read_inputs(
 
 
 def check_size(field: str, tokens: Sequence[int], info: EmbeddingInfo) -> Sequence[int]:
-    """Return the tokens if there are any and the model can process them in one decode."""
+    """Return the tokens, packed while the event loop does not wait for it, if there are any and the
+    model can process them in one decode.
+    """
     if not tokens:
         raise RequestError("Input content cannot be empty")
     if len(tokens) > info.max_tokens:
@@ -236,7 +239,7 @@ def check_size(field: str, tokens: Sequence[int], info: EmbeddingInfo) -> Sequen
             f"size (current batch size: {info.max_tokens}): shorten it, or start with a larger "
             "--ubatch if the model knows so many"
         )
-    return tokens
+    return packed(tokens)
 
 
 def normalize(vectors: NDArray[np.float32], kind: int) -> NDArray[np.float32]:

@@ -105,8 +105,10 @@ class Threads:
         try:
             threading.Thread(target=self._work, name=name, daemon=True).start()
         except RuntimeError as error:  # the system has no room for one
-            raise CapacityError(f"{error}; try again later") from error
-        self._num_started += 1
+            if not self._num_started:
+                raise CapacityError(f"{error}; try again later") from error
+        else:
+            self._num_started += 1
 
     def close(self) -> None:
         """Start no more jobs; running and queued ones fail with the shutdown error."""

@@ -166,7 +166,7 @@ class DraftModelSpeculator(Speculator):
         if is_new:
             self._share(request.seq_id, sequence, history)
         if self._can_skip:
-            sequence.skip_middle(history, room)
+            sequence.skip_middle(history, self.most_read)
         num_stable = sequence.tokenizer.num_stable - len(sequence.gap)
         history = sequence.without_gap(history)
         known = max(0, min(sequence.synced, num_stable, len(sequence.tokens)))

@@ -65,9 +65,9 @@ def namespace_id(namespace: str) -> bytes:
     return hashlib.blake2b(namespace.encode(), digest_size=16).digest() if namespace else bytes(16)
 
 
-def may_take(held: Counter[str], tenant: str, places: int) -> bool:
-    """Whether a tenant may take one more of `places` and leave as many to the others."""
-    return held[tenant] < places - held.total()
+def may_take(held: Counter[str], tenant: str, places: int, number: int = 1) -> bool:
+    """Whether a tenant may take so many more of `places` and leave as many to the others."""
+    return held[tenant] + 2 * (number - 1) < places - held.total()
 
 
 @contextmanager

@@ -104,6 +104,8 @@ class WorkerClient:
             await self._unloading
         self._ready = self._loop.create_future()
         try:
+            if self.status == "closed":
+                raise CapacityError(_SHUTTING_DOWN)
             self._launch()
             await self._ready
         except Exception as error:

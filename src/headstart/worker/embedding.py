@@ -74,6 +74,11 @@ class _Texts:
         return taken
 
 
+def _places(request: EmbeddingRequest) -> int:
+    """Its tokens, but no more than a tenant alone may fill."""
+    return min(MAX_WAITING, request.num_tokens)
+
+
 class EmbeddingQueue:
     """Embedding requests of a worker. Owned by the engine's loop."""
 
@@ -110,8 +115,8 @@ class EmbeddingQueue:
             )
         held = Counter[str]()
         for job in self._jobs:
-            held[job.tenant] += job.request.num_tokens
-        if not may_take(held, tenant_of(request.namespace), 2 * MAX_WAITING):
+            held[job.tenant] += _places(job.request)
+        if not may_take(held, tenant_of(request.namespace), 2 * MAX_WAITING, _places(request)):
             raise CapacityError(f"{held.total()} tokens wait to be embedded; try again later")
         self._jobs.append(_Texts(request, self._clock(), chunks))
 

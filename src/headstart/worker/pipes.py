@@ -78,9 +78,7 @@ class Sender:
         """
         if isinstance(command, Cancel) and self._forget(command.request_id):
             return
-        if isinstance(command, _COUNTED) and not may_take(
-            self._held, _held_by(command)[0], 2 * MAX_REQUESTS * LEAST_TOKENS
-        ):
+        if isinstance(command, _COUNTED) and not self._has_room(command):
             raise CapacityError(
                 f"{len(self._commands)} requests wait for the engine, which is in a long step; "
                 "try again later"
@@ -98,6 +96,10 @@ class Sender:
         """Close the pipe; queued commands are not sent."""
         self._loop.remove_writer(self._pipe.fileno())
         self._pipe.close()
+
+    def _has_room(self, work: Request | EmbeddingRequest) -> bool:
+        tenant, size = _held_by(work)
+        return may_take(self._held, tenant, 2 * MAX_REQUESTS * LEAST_TOKENS, size)
 
     def _forget(self, request_id: str) -> bool:
         """Remove a request that was not sent yet."""
@@ -134,9 +136,9 @@ class Sender:
 
 
 def _held_by(request: Request | EmbeddingRequest) -> tuple[str, int]:
-    """The request's tenant, and its size in tokens."""
+    """The request's tenant, and its size in tokens; at most what one tenant may hold."""
     size = len(request.prompt) if isinstance(request, Request) else request.num_tokens
-    return tenant_of(request.namespace), max(LEAST_TOKENS, size)
+    return tenant_of(request.namespace), min(max(LEAST_TOKENS, size), MAX_REQUESTS * LEAST_TOKENS)
 
 
 def _compact(command: Command) -> Command:

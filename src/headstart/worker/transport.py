@@ -162,7 +162,7 @@ class ProcessTransport:
         assert self._sender is not None
         assert self._messages is not None
         self._sender.close()
-        self._sender = None  # avoids a cycle: it references this transport
+        self._sender = None
         self._messages.close()
         words = _exit_words(self._process.exitcode)
         self._hear(self._error or WorkerDeadError(f"the engine process ended with {words}"))

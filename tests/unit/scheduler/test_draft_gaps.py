@@ -23,9 +23,11 @@ TEXT = [(7 * i + i // 31) % EOS for i in range(100)]
 
 
 def make_drafter(
-    most_read: int = 16, cache_kind: CacheKind = CacheKind.CUT
+    most_read: int = 16, cache_kind: CacheKind = CacheKind.CUT, batch: int = 2048
 ) -> DraftModelSpeculator:
-    drafter = DraftModelSpeculator(Model(skew=0.3, cache_kind=cache_kind))
+    model = Model(skew=0.3, cache_kind=cache_kind)
+    model.max_batch_tokens = batch
+    drafter = DraftModelSpeculator(model)
     drafter.most_read = most_read
     return drafter
 
@@ -68,6 +70,14 @@ def test_a_text_that_takes_two_calls_is_read_whole() -> None:
     assert drafter.num_catch_up(0, TEXT) == 99
     read(drafter, TEXT)
     assert cells(drafter, 0)[:100] == TEXT
+
+
+def test_as_much_is_read_in_small_batches_as_in_large_ones() -> None:
+    drafter = make_drafter(most_read=40, batch=16)
+    drafter.begin(0, TEXT)
+    assert drafter.num_catch_up(0, TEXT) == 40
+    read(drafter, TEXT)
+    assert drafter.num_decoded == 40 + 2
 
 
 def test_what_was_read_of_the_beginning_stays() -> None:

@@ -191,7 +191,17 @@ def test_a_tenant_with_much_to_embed_holds_up_no_other(queue, engine, monkeypatc
     with pytest.raises(CapacityError, match="50 tokens wait"):
         queue.submit(EmbeddingRequest("a", ((1,),), "a lora"))
     queue.submit(EmbeddingRequest("b", ((7,) * 5,), "b"))
+    with pytest.raises(CapacityError):  # more than is left for one of three
+        queue.submit(EmbeddingRequest("c", ((7,) * 50,), "c"))
     events = finish(queue)
     assert [7] * 5 in engine.calls[0]
     assert {vectors(event)[0][0] for event in events} == {5, 35}
     assert len(events) == 11
+
+
+def test_a_request_beyond_all_limits_leaves_room_for_other_tenants(queue, monkeypatch) -> None:
+    monkeypatch.setattr(embedding, "MAX_WAITING", 50)
+    queue.submit(EmbeddingRequest("a", ((1,) * 5,) * 100, "a"))
+    for tenant in "bcd":
+        queue.submit(EmbeddingRequest(tenant, ((7,) * 5,), tenant))
+    assert len(finish(queue)) == 4

@@ -68,7 +68,8 @@ def _schema_bound(schema: Any) -> float:
 
     def size(reference: str, of: Callable[[str], float]) -> float:
         part: Any = schema
-        if "%" in reference or "~" in reference:
+        is_plain = reference == "#" or reference.startswith("#/")
+        if not is_plain or "%" in reference or "~" in reference:
             return math.inf
         try:
             for key in reference.lstrip("#/").split("/") if reference != "#" else ():

@@ -63,6 +63,8 @@ def referenced(reference: str, root: Mapping[str, Any]) -> Any:
     schema: Any = root
     for key in filter(None, unquote(reference.removeprefix("#")).split("/")):
         name = key.replace("~1", "/").replace("~0", "~")
+        if isinstance(schema, list) and not (name.isascii() and name.isdigit()):
+            return None
         try:
             schema = schema[int(name) if isinstance(schema, list) else name]
         except (LookupError, TypeError, ValueError):

@@ -209,10 +209,10 @@ def test_references_multiply_a_schema_whatever_its_properties_are_called(name: s
     assert schema_may_force_much({"$defs": definitions, "$ref": "#/$defs/11"})
 
 
-@pytest.mark.parametrize("reference", ["#/$defs/%64", "#/$defs/a~1b", "#d", "http://x/d"])
+@pytest.mark.parametrize("reference", ["#/$defs/%64", "#/$defs/a~1b", "#d", "http://x/d", "#title"])
 def test_a_reference_that_is_found_in_another_way_may_force_much(reference: str) -> None:
     definitions = {"d": {"$anchor": "d", "const": 7}, "a~1b": {"const": 7}, "a/b": {"const": 8}}
-    assert schema_may_force_much({"$ref": reference, "$defs": definitions})
+    assert schema_may_force_much({"$ref": reference, "$defs": definitions, "title": "an anchor"})
 
 
 def test_references_below_an_address_of_their_own_may_force_much() -> None:

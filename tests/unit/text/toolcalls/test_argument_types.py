@@ -96,7 +96,9 @@ def test_a_reference_is_a_pointer_as_part_of_an_address(reference):
     assert types_of({"$ref": reference}, root) == {"number"}
 
 
-@pytest.mark.parametrize("place", ["anyOf/1", "anyOf/-", "anyOf/" + "1" * 5000, "type/0", "none/0"])
+@pytest.mark.parametrize(
+    "place", ["anyOf/1", "anyOf/-", "anyOf/-1", "anyOf/" + "1" * 5000, "type/0", "none/0"]
+)
 def test_a_reference_to_nothing_names_no_type(place):
     root = {"anyOf": [{"type": "string"}], "type": "object"}
     assert types_of({"$ref": f"#/{place}"}, root) == set()
