@@ -172,7 +172,7 @@ class Simulation:
             Sample(rows, 0, curve(rows) * noise.uniform(0.95, 1.05), reference)
             for rows in ROWS * ROUNDS
         ]
-        controller.learn_costs(samples)
+        controller.cost.calibrate(samples)
 
     def slots(self) -> list[Slot]:
         if self.seed not in self._texts:

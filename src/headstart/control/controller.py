@@ -37,19 +37,18 @@ if TYPE_CHECKING:
 class Controller:
     """Calibration, costs and the budget of one worker. One thread at a time."""
 
-    SAVED: ClassVar = ("_cost", "_calibration", "_budget", "_model_planner")
+    SAVED: ClassVar = ("cost", "_calibration", "_budget", "_model_planner")
 
     def __init__(self) -> None:
         self._calibration = Calibration()
-        self._cost = self.cost = CostTable()
-        self._budget = Budget(self._cost)
-        self._model_planner = ModelDraftPlanner(self._cost, self._budget, self._calibration)
+        self.cost = CostTable()
+        self._budget = Budget(self.cost)
+        self._model_planner = ModelDraftPlanner(self.cost, self._budget, self._calibration)
         self._asking: dict[str, AskingBudget] = {}  # by text speculator
         # methods of one part
         self.survival = self._calibration.survival
         self.trust_scores = self._calibration.trust_scores
-        self.best, self.knows_costs = self._budget.best, self._cost.is_known
-        self.learn_costs = self._cost.calibrate
+        self.best = self._budget.best
         self.learn_copy = self._budget.observe_copy
         self.learn_draft_costs = self._model_planner.calibrate
         self.begin_model_step = self._model_planner.begin_step
@@ -90,7 +89,7 @@ class Controller:
         """Compute from timings what each draft model cost or saved compared with a plain step."""
         plan = record.plan
         base, passes = step.num_base_rows, record.passes
-        curve = self._cost.curve(max([base, *passes]), step.context, can_fill=step.can_pad)
+        curve = self.cost.curve(max([base, *passes]), step.context, can_fill=step.can_pad)
         plain_ms, expected = curve[step.num_slots], sum(curve[rows] for rows in passes)
         num_verified = 0
         for answer in plan.answers:
@@ -139,16 +138,16 @@ class Controller:
 
     def _read_decode(self, record: StepRecord) -> None:
         passes, context = record.passes, record.context
-        is_timing_reliable = record.is_timing_reliable or self._cost.is_empty
+        is_timing_reliable = record.is_timing_reliable or self.cost.is_empty
         if is_timing_reliable and len(passes) == 1:
-            self._cost.observe(passes[0], context, record.cost_ms)
+            self.cost.observe(passes[0], context, record.cost_ms)
             return
-        each = [self._cost.milliseconds(rows, context) for rows in passes]
+        each = [self.cost.milliseconds(rows, context) for rows in passes]
         ratio = record.cost_ms / sum(each)
         if not is_timing_reliable and ratio >= 1.0:
             return
         for rows, expected in zip(passes, each, strict=True):
-            self._cost.observe(rows, context, ratio * expected)
+            self.cost.observe(rows, context, ratio * expected)
 
     def begin(self, number: int, namespace: str) -> None:
         """Register a request; what is learned from its tokens is used in this namespace only."""
@@ -162,7 +161,7 @@ class Controller:
     def describe(self) -> dict[str, Any]:
         """The estimates of control, JSON-ready."""
         return {
-            "cost_ms": self._cost.describe(),
+            "cost_ms": self.cost.describe(),
             "acceptance": self._calibration.describe(),
             "speedup": self._budget.speedup,
             "draft_models": self._model_planner.describe(),

@@ -49,7 +49,7 @@ class WarmUp:
         self._timer = DecodeTimer(engine, clock, seconds)
         self._gave_way = False
         self._tasks: list[Callable[[Interrupted], bool]] = []  # return whether they are done
-        if not drafting.controller.knows_costs(min(8, engine.max_outputs)):
+        if not drafting.controller.cost.is_known(min(8, engine.max_outputs)):
             self._tasks.append(self._time_decodes)
         if compared and engine.max_outputs >= max(WIDE) // 2:  # otherwise no step is that wide
             comparison = WidthComparison(engine, [], clock)
@@ -86,7 +86,7 @@ class WarmUp:
         self._time_copies()
         timer.clear()
         if len(timer.samples) > num_known:
-            self._drafting.run_guarded(self._drafting.controller.learn_costs, timer.samples)
+            self._drafting.run_guarded(self._drafting.controller.cost.calibrate, timer.samples)
         self._gave_way |= (is_late := is_interrupted())
         if timer.is_done and not self._gave_way:  # else draft models' caches may not be empty
             self._drafting.time_models(self._clock)

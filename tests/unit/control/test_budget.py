@@ -247,7 +247,7 @@ STEP = Step(1, 1, 100)
 
 def controller(copy_ms: float | None, row_ms: float = 0.5) -> Controller:
     control = Controller()
-    control.learn_costs([Sample(n, 100, 20.0 + row_ms * n, 20.0 + row_ms) for n in range(1, 33)])
+    control.cost.calibrate([Sample(n, 100, 20.0 + row_ms * n, 20.0 + row_ms) for n in range(1, 33)])
     if copy_ms is not None:
         control.read(StepRecord(StepPlan(Batch(1), 0.0, copies_ms=[copy_ms]), 0.0))
     return control

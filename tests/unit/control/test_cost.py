@@ -289,7 +289,7 @@ def jumping_warm_up(times: Sequence[tuple[float, float]]) -> list[Sample]:
 def test_a_machine_whose_times_jump_has_a_cost_for_every_step(times, steps) -> None:
     controller, table = Controller(), CostTable()
     if times:
-        controller.learn_costs(jumping_warm_up(times))
+        controller.cost.calibrate(jumping_warm_up(times))
         table.calibrate(jumping_warm_up(times))
     plan = [SlotDraft([0.9, 0.5, 0.2]), SlotDraft([0.7])]
     for rows, context, milliseconds in steps:

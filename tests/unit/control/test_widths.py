@@ -23,7 +23,7 @@ def warm(curve_name: str = "q4_0", noise: float = 0.0, seed: int = 0) -> Control
         Sample(rows, 0, curve(rows) * rng.uniform(1.0 - noise, 1.0 + noise), curve(2))
         for rows in [*range(1, 18), 24, 32] * 3
     ]
-    controller.learn_costs(samples)
+    controller.cost.calibrate(samples)
     return controller
 
 

@@ -152,7 +152,7 @@ def test_slots_keep_what_they_hold(num_slots: int, num_prompts: int) -> None:
     warm_up, before = a_warm_up(scheduler), held(scheduler)
     warm_up.go_on()
     assert warm_up.is_done
-    assert scheduler.drafting.controller.knows_costs(17)
+    assert scheduler.drafting.controller.cost.is_known(17)
     assert held(scheduler) == before
 
 
