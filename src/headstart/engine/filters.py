@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from headstart.engine.library import api
 from headstart.engine.vocab import LlamaVocab
-from headstart.structures.system import low_priority_threads
+from headstart.structures.system import start_threads
 from headstart.types.errors import NotSupportedError
 from headstart.types.sampling_params import SamplingParams
 
-_THREAD = low_priority_threads("dry")
+_THREAD = start_threads("dry", low_priority=True)
 _CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
 
 

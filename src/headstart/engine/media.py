@@ -24,7 +24,7 @@ from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.library import api
 from headstart.engine.machine import default_threads
 from headstart.engine.model import Model
-from headstart.structures.system import use_any_core
+from headstart.structures.system import start_threads
 from headstart.types import Batch
 from headstart.types.errors import EngineError, HeadstartError, ModelError, RequestError, in_words
 from headstart.types.media import MediaChunk, MediaPart, MediaQuestion
@@ -180,7 +180,7 @@ class Projector:
         ).encode()
         self.is_exact, self._most_whole = config.exact, most_rows
         self._model = model  # keeps the model alive
-        self._thread = ThreadPoolExecutor(1, "headstart-media", use_any_core)
+        self._thread = start_threads("media")
         self._chunks: OrderedDict[bytes, LlamaChunk] = OrderedDict()  # most recently used last
         self._parts: OrderedDict[bytes, tuple[MediaPart, ...]] = OrderedDict()  # likewise, by file
         # with their files, which a thread that encodes for seconds must not hold

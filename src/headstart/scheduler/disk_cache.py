@@ -25,7 +25,7 @@ import time
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -45,7 +45,7 @@ from headstart.structures.prompt_files import (
     root_of,
     write_prompt,
 )
-from headstart.structures.system import low_priority_threads, use_any_core
+from headstart.structures.system import start_threads
 from headstart.structures.tenants import TenantQueue
 from headstart.types.report import DiskReport
 
@@ -87,8 +87,8 @@ class DiskCache:
         self._look_at = 0.0  # when to list the folder again
         self._worked = 0.0  # seconds of the writer's thread up to its last pause
         self._seconds_per_byte = SECONDS_PER_BYTE
-        self._writer = low_priority_threads("disk-writer")
-        self._reader = ThreadPoolExecutor(1, "headstart-disk-reader", use_any_core)
+        self._writer = start_threads("disk-writer", low_priority=True)
+        self._reader = start_threads("disk-reader")
         self._unread = TenantQueue[tuple[Future[StoredPrompt | None], str, Sequence[StoredFile]]]()
         self._listed: Future[Any] | None = None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from headstart.scheduler.sequence import Cells, Sequence
 from headstart.structures import sequence_files
 from headstart.structures.prefix import packed
 from headstart.structures.sequence_files import SavedSequence
-from headstart.structures.system import use_any_core
+from headstart.structures.system import start_threads
 from headstart.types import Engine
 from headstart.types.errors import CapacityError, EngineError, RequestError
 from headstart.types.media import MediaStore
@@ -37,7 +37,7 @@ class SlotActions:
     def __init__(self, cache: PromptCache, engine: Engine, clock: Callable[[], float]) -> None:
         self._cache, self._engine, self._clock = cache, engine, clock
         self._offloading = cache.offloading
-        self._thread = ThreadPoolExecutor(1, "headstart-slots", use_any_core)
+        self._thread = start_threads("slots")
         self.media: MediaStore | None = None  # if the model reads images
         self.waiting: deque[tuple[SlotAction, Steps]] = deque()
         self.file: Future[Any] | None = None  # awaited by the first action

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 LOW_PRIORITY = 10  # added to the niceness: next to a busy thread a tenth of a core is left
 PATIENCE = 12  # how much longer than its CPU time work of low priority may take
@@ -84,9 +85,23 @@ def huge_pages() -> Iterator[None]:
         del os.environ[name]
 
 
-def low_priority_threads(name: str, count: int = 1) -> ThreadPoolExecutor:
-    """A pool of `count` low-priority threads."""
-    return ThreadPoolExecutor(count, f"headstart-{name}", _make_way)
+def start_threads(name: str, count: int = 1, *, low_priority: bool = False) -> ThreadPoolExecutor:
+    """Start a pool of threads.
+
+    They start now, so that no later request meets a system that has no room for one more.
+
+    Raises:
+        RuntimeError: there is none now.
+    """
+    prepare = _make_way if low_priority else use_any_core
+    pool, all_started = ThreadPoolExecutor(count, f"headstart-{name}", prepare), Barrier(count)
+    try:
+        for _ in range(count):
+            pool.submit(all_started.wait)
+    except RuntimeError:
+        all_started.abort()
+        raise
+    return pool
 
 
 def use_any_core() -> None:

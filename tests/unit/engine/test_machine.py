@@ -113,13 +113,13 @@ prepare_engine_process(Config())
 from headstart.engine import library
 from headstart.engine.machine import default_threads
 from headstart.structures.progress import Progress
-from headstart.structures.system import low_priority_threads
+from headstart.structures.system import start_threads
 found = queue.Queue()
 class Shown(Progress):
     def show(self):
         found.put(os.sched_getaffinity(0))
 shown = Shown()
-others = [found.get(), low_priority_threads("x").submit(os.sched_getaffinity, 0).result()]
+others = [found.get(), start_threads("x").submit(os.sched_getaffinity, 0).result()]
 main = sorted(os.sched_getaffinity(0))
 print(json.dumps([before, main, [*map(sorted, others)], default_threads()]))
 """

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from headstart.extras.distill.texts import RecordedText, keep
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import End, StepRecord
 from headstart.structures.model_id import ModelId
-from headstart.structures.system import use_any_core
+from headstart.structures.system import start_threads
 from headstart.structures.tenants import namespaces_of, tenant_of
 from headstart.types.errors import ConfigError
 
@@ -51,7 +51,7 @@ class TextRecorder:
         self._model = ModelId.of(target).digest
         self._answers: dict[int, list[int]] = {}  # by number of the sequence
         # joined when the process ends
-        self._writer = ThreadPoolExecutor(1, "recorder", use_any_core)
+        self._writer = start_threads("recorder")
         self._room = threading.Semaphore(256)  # texts that may wait for the disk
         self._has_failed = False
 

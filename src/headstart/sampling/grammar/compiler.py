@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.sandbox import Sandbox
 from headstart.sampling.grammar.triggers import GrammarTokens
-from headstart.structures.system import low_priority_threads
+from headstart.structures.system import start_threads
 from headstart.types import Vocab
 from headstart.types.constraint import Constraint, ConstraintKind
 
@@ -28,7 +28,7 @@ class GrammarCompiler:
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
-        self._executor = low_priority_threads("grammar", self.num_threads)
+        self._executor = start_threads("grammar", self.num_threads, low_priority=True)
         self._tokens: Future[GrammarTokens] | None = None
         self._idle: list[Sandbox] = []  # used by the worker threads only
         self._cached: OrderedDict[Constraint, Future[Compiled]] = OrderedDict()

@@ -27,8 +27,8 @@ from headstart.sampling.grammar.sandbox import Sandbox
 from headstart.sampling.grammar.source import grammar_text
 from headstart.structures.system import (
     LOW_PRIORITY,
-    low_priority_threads,
     resident_bytes,
+    start_threads,
 )
 from headstart.testing import ByteVocab
 from headstart.types.constraint import MAX_TEXT_BYTES, Constraint, ConstraintKind
@@ -157,7 +157,7 @@ IN_A_FORK = (
 def test_a_constraint_has_the_low_priority_of_threads_and_none_below_it() -> None:
     """At the lowest one, decodes that use all cores left it next to nothing."""
     start = partial(subprocess.check_output, [sys.executable, "-c", IN_A_FORK], text=True)
-    niceness, ended_by = low_priority_threads("x").submit(start).result().split()
+    niceness, ended_by = start_threads("x", low_priority=True).submit(start).result().split()
     assert int(niceness) == min(19, os.nice(0) + LOW_PRIORITY)
     assert ended_by == "wall", "sleeping takes no processor time"
 
