@@ -220,28 +220,49 @@ def test_a_chosen_tool_is_run_when_the_user_says_so(window: Window, tmp_path: Pa
     (tmp_path / "a.txt").write_text("what the file says")
     function = {"name": "read_file", "arguments": json.dumps({"path": str(tmp_path / "a.txt")})}
     call = {"tool_calls": [{"index": 0, "id": "c", "function": function}]}
-    answers = iter([call, {"content": "I read it."}])
+    answers = iter([{"content": "Hello."}, call, {"content": "I read it."}])
     bodies: list[Any] = []
+    held: list[Route] = []
 
     def answer(route: Route) -> None:
         bodies.append(route.request.post_data_json)
         chunk = json.dumps({"choices": [{"index": 0, "delta": next(answers)}]})
         route.fulfill(body=f"data: {chunk}\n\ndata: [DONE]\n\n")
 
+    def hold(route: Route) -> None:
+        held.append(route) if route.request.method == "POST" else route.continue_()
+
     with serving(extras=load_extras(ToolsConfig(tools="all", ui_mcp_proxy=True), {})) as client:
         page = window.page
         props = client.get("/props").json() | {"settings": [{"name": "tools", "value": "all"}]}
         page.route("**/props", lambda route: route.fulfill(json=props))
         page.route("**/v1/chat/completions", answer)
+        page.route("**/tools", hold)
         window.open(str(client.base_url))
+        window.ask("First")
+        page.get_by_role("button", name="New conversation").click()
+        page.locator("#welcome").wait_for()
         page.get_by_role("button", name="Settings", exact=True).click()
         page.get_by_label("Read file").check()
         window.ask("What does the file say?")
-        assert [one["function"]["name"] for one in bodies[0]["tools"]] == ["read_file"]
-        page.get_by_role("button", name="Run", exact=True).click()
+        assert [one["function"]["name"] for one in bodies[1]["tools"]] == ["read_file"]
+        run = page.get_by_role("button", name="Run", exact=True)
+        run.click()
+        expect(run).to_be_disabled()
+        page.get_by_role("button", name="First", exact=True).click()
+        expect(window.answer()).to_contain_text("Hello.")
+        page.get_by_role("button", name="What does the file say?", exact=True).click()
+        expect(run).to_be_disabled()  # of the same message, shown anew
+        page.get_by_role("button", name="First", exact=True).click()
+        expect(window.answer()).to_contain_text("Hello.")
+        with page.expect_request("**/v1/chat/completions"):
+            held.pop().continue_()
+        expect(page.locator(".message")).to_have_count(2)  # it goes on where it was called
+        page.get_by_role("button", name="What does the file say?", exact=True).click()
         page.locator(".message.assistant", has_text="I read it.").wait_for()
-        assert "what the file says" in bodies[1]["messages"][2]["content"]
-        assert bodies[1]["messages"][1]["tool_calls"][0]["id"] == "c"
+        assert "what the file says" in bodies[2]["messages"][2]["content"]
+        assert bodies[2]["messages"][1]["tool_calls"][0]["id"] == "c"
+        assert not held
         page.get_by_text("Result").click()
         expect(page.get_by_text("what the file says")).to_be_visible()
 

@@ -10,7 +10,7 @@ import { MessageView } from "./message.js";
 import { bodyOf, newSettings } from "./settings.js";
 import { Sidebar, toggleSidebar } from "./sidebar.js";
 import * as store from "./store.js";
-import { runCall, toolsBody } from "./tools.js";
+import { calling, runCall, toolsBody } from "./tools.js";
 import { asMarkdown } from "./transfer.js";
 import { leafBelow, newId, pathTo, siblings, titleOf, toMessages, withAllBelow } from "./tree.js";
 import { words } from "./words.js";
@@ -263,12 +263,22 @@ export class Chat {
 
   /** Run what an answer called, and let the model go on. @param {Message} message */
   async runCalls(message) {
+    const { id, conversation } = message;
+    if (calling.has(id)) return;
+    calling.add(id);
+    this.views.get(id)?.update();
     for (const call of message.toolCalls ?? []) {
       call.result ??= await runCall(call);
-      this.views.get(message.id)?.update();
+      this.views.get(id)?.update();
     }
-    await store.saveMessages(message);
-    await this.answer(message.id);
+    const [all, tree] = await Promise.all([store.listConversations(), store.loadMessages(conversation)]).finally(() => calling.delete(id));
+    const found = all.find((one) => one.id === conversation);
+    if (!found || !tree.has(id)) return; // it was deleted meanwhile
+    keep(store.saveMessages(message));
+    const at = this.conversation.id === conversation ? this : { conversation: found, tree };
+    at.tree.set(id, message); // in place of the one without results, if it was read anew
+    this.refresh(message);
+    await this.answer(id, at);
   }
 
   stop() {

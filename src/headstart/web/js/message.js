@@ -8,6 +8,7 @@ import { walk } from "./inspector.js";
 import { MarkdownView, copyText, showPlain } from "./markdown.js";
 import { Provenance } from "./provenance.js";
 import { Tint } from "./tint.js";
+import { calling } from "./tools.js";
 import { words } from "./words.js";
 
 /** @typedef {import("./tree.js").Message} Message */
@@ -120,7 +121,7 @@ export class MessageView {
     fill(
       this.calls,
       calls.map((call) => h("div", { class: "call" }, h("div", { class: "code-head", "data-not-model-text": true }, words.callsTool), h("p", {}, h("code", {}, call.name)), h("pre", { tabindex: "0" }, h("code", {}, call.arguments)), call.result !== undefined && result(call.result))),
-      canRun && h("button", { type: "button", class: "small", "data-not-model-text": true, onclick: () => this.actions.runCalls(this.message) }, words.run),
+      canRun && h("button", { type: "button", class: "small", "data-not-model-text": true, disabled: calling.has(this.message.id), onclick: () => this.actions.runCalls(this.message) }, words.run),
     );
   }
 

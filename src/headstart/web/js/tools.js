@@ -6,6 +6,9 @@ import { getJson, postJson } from "./api.js";
 
 const FLAGS = ["tools", "mcp_servers_config", "mcp_servers_json"];
 
+/** @type {Set<string>} ids of messages whose calls are being run, whichever conversation is open */
+export const calling = new Set();
+
 /** @param {any} props of the server @returns {Promise<Tool[]>} */
 export async function listTools(props) {
   const isOn = props.settings?.some((/** @type {any} */ one) => FLAGS.includes(one.name) && one.value);
