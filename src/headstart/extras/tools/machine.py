@@ -103,10 +103,15 @@ class Machine:
         """
         list_paths = partial(self._script, path=base, output_bytes=8 * 2**20)
         if kind == "file":
+            # a repository may not name programs that git runs
+            git = (
+                "GIT_ALLOW_PROTOCOL= git -c core.fsmonitor=false -c safe.bareRepository=explicit "
+                "ls-files -z"
+            )
             # all files, `//`, then the deleted ones; each terminated by NUL
             script = (
-                'cd "$1" && git ls-files -z --cached --others --exclude-standard && '
-                'printf "//\\0" && git ls-files -z --deleted'
+                f'cd "$1" && {git} --cached --others --exclude-standard && '
+                f'printf "//\\0" && {git} --deleted'
             )
             done = await list_paths(script)
             if done.is_success:

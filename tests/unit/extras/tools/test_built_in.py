@@ -355,7 +355,7 @@ def test_a_listing_has_links_to_files_and_names_as_they_are(tmp_path, engine, is
     def found(**arguments: Any) -> set[str]:
         place = {"folder": str(work)}
         runtime = engine if is_remote else ""
-        answer = run_tool("file_glob_search", place, runtime, path=".", **arguments)
+        answer = run_tool("file_glob_search", place, runtime, **{"path": ".", **arguments})
         return {one["path"] for one in answer["entries"]}
 
     files = {"ü.txt", "a\nb.txt", "link.txt"}
@@ -363,4 +363,27 @@ def test_a_listing_has_links_to_files_and_names_as_they_are(tmp_path, engine, is
     assert found(type="all") == files | {"node_modules", "loop"}
     subprocess.run(["git", "init", "-q", work], check=True)
     (work / ".gitignore").write_text("node_modules\n*.txt\nloop\n")
+    # git runs this program for the repository of whoever wrote the folder
+    program = f"touch {tmp_path}/ran; false"
+    subprocess.run(["git", "-C", work, "config", "core.fsmonitor", program], check=True)
     assert found() == {".gitignore"}
+    bare = work / "bare"  # a repository that may come as files of another one
+    subprocess.run(["git", "init", "-q", "--bare", bare], check=True)
+    for key, value in (("bare", "false"), ("worktree", "."), ("fsmonitor", program)):
+        subprocess.run(["git", "config", "-f", bare / "config", f"core.{key}", value], check=True)
+    assert "HEAD" in found(path="bare")
+    # a listing of the index fetches a folder that a partial clone has left out
+    (work / "more").mkdir()
+    (work / "more/d.txt").touch()
+    script = """
+        git config --unset core.fsmonitor
+        git add -f more && git -c user.name=a -c user.email=a commit -qm a
+        git sparse-checkout set --cone --sparse-index
+        folder=$(git rev-parse HEAD:more | sed 's|..|.git/objects/&/|') && rm -f "$folder"
+        git config core.repositoryformatversion 1 && git config extensions.partialClone a
+        git config remote.a.promisor true && git config remote.a.url ssh://a/a
+        git config protocol.ssh.allow always && git config core.sshCommand "$0"
+    """
+    subprocess.run(["sh", "-ec", script, program], check=True, cwd=work, capture_output=True)
+    found()
+    assert not (tmp_path / "ran").exists()
