@@ -6,6 +6,7 @@ lines and other quotes, dashes and spaces; lines that no edit touches stay as th
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import re
 from bisect import bisect_right
@@ -143,7 +144,7 @@ async def edit_file(call: ToolInvocation) -> dict[str, Any]:
         raise ToolError(f"cannot read {path}, or it has more than 64 MiB")
     text = content.decode("utf-8", "surrogateescape")
     try:
-        edited = replace_texts(text, edits)
+        edited = await asyncio.to_thread(replace_texts, text, edits)
     except ToolError as error:
         raise ToolError(f"{error} (in {path})") from None
     if edited == text:
@@ -196,7 +197,7 @@ def replace_texts(text: str, edits: Sequence[tuple[str, str]]) -> str:
 
 def normalize(text: str) -> str:
     """Lines without white space at their ends, and with plain quotes, dashes and spaces."""
-    return re.sub(r"[ \t\r]+$", "", text, flags=re.MULTILINE).translate(_PLAIN)
+    return "\n".join(line.rstrip(" \t\r") for line in text.split("\n")).translate(_PLAIN)
 
 
 def _read_edits(edits: Any) -> list[tuple[str, str]]:
