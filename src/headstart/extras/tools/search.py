@@ -22,6 +22,7 @@ from headstart.extras.tools.tool import (
 )
 
 MAX_RESULTS = 100
+MAX_GLOB = 4096  # characters, as many as the path of a file may have
 # a pattern may run forever, so it needs a process that can be killed
 GREP_LIMITS = CommandLimits(seconds=20, output_bytes=4 * 2**20)
 IGNORED = (
@@ -173,6 +174,8 @@ async def _folder(call: ToolInvocation) -> str:
 async def _filtered(call: ToolInvocation, paths: Sequence[str]) -> list[str]:
     """The paths that the include and exclude patterns select."""
     include, exclude = call.text("include", "**"), call.text("exclude", "")
+    if (longest := max(len(include), len(exclude))) > MAX_GLOB:  # read in quadratic time
+        raise ToolError(f"a glob has {longest} characters, more than {MAX_GLOB}; shorten it")
 
     def choose() -> list[str]:
         return [

@@ -360,6 +360,8 @@ def test_a_listing_has_links_to_files_and_names_as_they_are(tmp_path, engine, is
 
     files = {"ü.txt", "a\nb.txt", "link.txt"}
     assert found() == files
+    refused = run_tool("grep_search", path=str(work), pattern="a", exclude="[" * 4097)
+    assert "4097 characters, more than 4096" in refused["error"]
     assert found(type="all") == files | {"node_modules", "loop"}
     subprocess.run(["git", "init", "-q", work], check=True)
     (work / ".gitignore").write_text("node_modules\n*.txt\nloop\n")
