@@ -17,7 +17,8 @@ from headstart.app.cli.preset import EVERY_MODEL, read_sections, router_keys
 from headstart.app.cli.resolve import Resolved
 from headstart.app.cli.settings import Setting, all_settings, as_arguments, text_of
 from headstart.app.hub import Hub
-from headstart.app.hub_files import DRAFTERS
+from headstart.app.hub_files import DRAFTERS, choose_drafter
+from headstart.app.speculation import WITH_HEADS, type_names
 from headstart.config.fields import listed
 from headstart.gateway.router.presets import (
     CACHE,
@@ -29,6 +30,8 @@ from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+# kinds of drafters of which a file beside a model is its draft model; heads are found by its server
+DRAFT_MODELS = tuple(kind for kind in DRAFTERS if kind != WITH_HEADS)
 # what a router has itself, as all of `RouterConfig` and `ToolsConfig`; its models do not get it
 OWN_SETTINGS = (
     "router", "tools", "alias", "tags", "host", "port", "reuse_port", "api_prefix", "ssl_key_file",
@@ -64,9 +67,10 @@ def read_models(
     hub = Hub(config.model, environment)
     cached = hub.cached_models()
     sources = {name: (CACHE, {"hf_repo": name, "offline": "on"}) for name in cached}
+    folder: dict[str, dict[str, str]] = {}
     if config.router.models_dir:
-        for name, file in _models_of_folder(Path(config.router.models_dir)).items():
-            sources[name] = (FOLDER, {"model": str(file)})
+        folder = _models_of_folder(Path(config.router.models_dir))
+    sources |= {name: (FOLDER, own) for name, own in folder.items()}
     sections: dict[str, dict[str, str]] = {}
     if config.router.models_preset:
         sections = read_sections(Path(config.router.models_preset))
@@ -88,6 +92,8 @@ def read_models(
     models = []
     for name, (source, own) in sources.items():
         texts = below | own | above
+        if not _may_use(folder.get(name, {}).get("draft_model"), texts, resolved):
+            del texts["draft_model"]
         models.append(_make(name, source, texts, settings, base))
     _check_names(models)
     used: set[Path | None] = set()
@@ -100,8 +106,9 @@ def read_models(
     ]
 
 
-def _models_of_folder(folder: Path) -> dict[str, Path]:
-    """Name -> file: of a model, or of a subfolder that holds one; its first part if it is split.
+def _models_of_folder(folder: Path) -> dict[str, dict[str, str]]:
+    """Name -> settings: of a model's file, its first part if it is split, or of a subfolder that
+    holds one, with its projector and draft model. The model's server finds multi-token heads.
 
     Files here are named by people: only the beginning of a name makes a drafter of one.
     """
@@ -111,21 +118,37 @@ def _models_of_folder(folder: Path) -> dict[str, Path]:
         raise ConfigError(f"--models-dir {folder} cannot be read: {error.strerror}") from None
     part = r"(mmproj|imatrix|-(?!00001)\d{5}-of-\d{5}\.gguf$)"
     other = re.compile(rf".*{part}|({'|'.join(DRAFTERS)})-", re.IGNORECASE)
-    found: dict[str, Path] = {}
+    found: dict[str, dict[str, str]] = {}
     for entry in entries:  # a file comes after a folder of its name, and replaces it
         try:
             files = [
                 file
                 for file in (entry.iterdir() if entry.is_dir() else [entry])
-                if file.suffix == ".gguf" and file.is_file() and not other.match(file.name)
+                if file.suffix == ".gguf" and file.is_file()
             ]
         except OSError as error:
             log.warning("%s of --models-dir cannot be read: %s", entry, error.strerror)
             continue
-        if files:
-            name = entry.name if entry.is_dir() else entry.stem
-            found[name] = min(files, key=lambda file: ("-00001-of-" not in file.name, file))
+        beside = [file.name for file in files if other.match(file.name)]
+        if whole := [file for file in files if file.name not in beside]:
+            file = min(whole, key=lambda file: ("-00001-of-" not in file.name, file))
+            own = {"model": str(file)}
+            for name, kinds in (("mmproj", ("mmproj",)), ("draft_model", DRAFT_MODELS)):
+                if companion := choose_drafter(beside, kinds, "", file.name):
+                    own[name] = str(file.with_name(companion))
+            found[entry.name if entry.is_dir() else entry.stem] = own
     return found
+
+
+def _may_use(beside: str | None, texts: Mapping[str, str], resolved: Resolved) -> bool:
+    """Whether a model with these settings may use what is beside it as draft model; True if it has
+    none, or another one.
+    """
+    if beside is None or texts.get("draft_model") != beside:
+        return True
+    types, repo = (texts.get(key, resolved.values[key]) for key in ("spec_type", "draft_hf_repo"))
+    kind = Path(beside).name.split("-")[0].lower()
+    return not repo and (types is None or kind in type_names(str(types)))
 
 
 def _with_model(

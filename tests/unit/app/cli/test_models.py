@@ -88,6 +88,38 @@ def test_a_folder_has_a_model_a_file_and_a_model_a_folder(tmp_path, environment)
     assert {one.source for one in found.values()} == {FOLDER}
 
 
+@pytest.mark.parametrize(
+    ("flags", "drafts"),
+    [
+        ([], True),
+        (["--spec-type", "suffix"], False),
+        (["--spec-type", "suffix,draft-dspark"], True),
+        (["--draft-hf-repo", "a/b"], False),
+    ],
+)
+def test_a_folder_has_a_projector_and_a_draft_model_for_its_model(
+    tmp_path, environment, flags, drafts
+) -> None:
+    folder = tmp_path / "dir" / "m"
+    folder.mkdir(parents=True)
+    names = ("m-Q8_0.gguf", "mmproj-m.gguf", "dflash-m.gguf", "dspark-m-Q8_0.gguf", "mtp-m.gguf")
+    for name in (*names, "dspark-m-Q4_0.gguf"):
+        (folder / name).touch()
+    (one,) = models(environment, "--models-dir", str(folder.parent), *flags).values()
+    drafter = [f"--draft-model={folder}/dspark-m-Q8_0.gguf"] * drafts
+    files = [f"--model={folder}/m-Q8_0.gguf", f"--mmproj={folder}/mmproj-m.gguf", *drafter]
+    assert sorted(set(one.arguments) & {*files}) == sorted(files)
+    assert any("--draft-model=" in part for part in one.arguments) is drafts
+
+
+def test_a_draft_model_named_for_all_models_beats_that_of_a_folder(tmp_path, environment) -> None:
+    for name in ("x.gguf", "dflash-x.gguf"):
+        (tmp_path / "dir" / "m").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "dir" / "m" / name).touch()
+    argv = ("--models-dir", str(tmp_path / "dir"), "-md", "own.gguf", "--spec-type", "draft-model")
+    assert "--draft-model=own.gguf" in models(environment, *argv)["m"].arguments
+
+
 def test_a_folder_in_it_that_may_not_be_read_costs_its_own_model_only(
     tmp_path, environment, monkeypatch, caplog
 ) -> None:
