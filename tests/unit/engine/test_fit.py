@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headstart.app.cli.devices import _facts, tables
-from headstart.config import EngineConfig
+from headstart.config import EngineConfig, SchedulerConfig
 from headstart.engine.fit import Fitted, Part, by_device, fit
 from headstart.engine.footprint import HOST, REPACKED, Measured, Use
 from headstart.engine.parameters import Facts, Limits
@@ -77,7 +77,7 @@ def fitted(
 def test_repacked_weights_are_told_as_main_memory() -> None:
     uses = {HOST: Use(60 * MIB, 85 * MIB), REPACKED: Use(83 * MIB), "CUDA0": Use(compute=MIB)}
     found = Fitted(EngineConfig(), Limits(4, 4, 0), by_device(uses))
-    facts, table = _facts((), found), tables((), found)
+    facts, table = _facts((), found, SchedulerConfig()), tables((), found)
     assert facts["needs"] == {HOST: 228 * MIB, "CUDA0": MIB}
     assert re.search(rf"{HOST} +143 MiB +85 MiB +0 MiB +228 MiB", table)
     assert f"228 MiB of {HOST} (weights 143 MiB, " in found.describe()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headstart.app.cli.command import Command
 from headstart.app.cli.resolve import Resolved
-from headstart.config import option
+from headstart.config import SchedulerConfig, option
 
 if TYPE_CHECKING:
     from headstart.engine.devices import Device
@@ -43,13 +43,15 @@ def run(resolved: Resolved) -> int:
     free = parse_memory(options.free_memory, "--free-memory")
     fitted = assemble.fit_memory(config, free) if has_model else None
     if options.json:
-        print(json.dumps(_facts(devices, fitted)))
+        print(json.dumps(_facts(devices, fitted, config.scheduler)))
         return 0
     print(tables(devices, fitted))
     return 0
 
 
-def _facts(devices: Sequence[Device], fitted: Fitted | None) -> dict[str, Any]:
+def _facts(
+    devices: Sequence[Device], fitted: Fitted | None, scheduler: SchedulerConfig
+) -> dict[str, Any]:
     """The contents of the tables, in bytes."""
     names = ("name", "kind", "description", "free_bytes", "total_bytes")
     facts: dict[str, Any] = {
@@ -65,6 +67,8 @@ def _facts(devices: Sequence[Device], fitted: Fitted | None) -> dict[str, Any]:
                 "context": config.context,
                 "gpu_layers": config.gpu_layers,
                 "n_cpu_moe": config.n_cpu_moe,
+                # with a context given its default would depend on --parallel
+                "kv_unified": scheduler.kv_unified,
             },
             "remarks": list(fitted.remarks),
         }

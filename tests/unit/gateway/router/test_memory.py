@@ -10,6 +10,7 @@ import pytest
 from tests.unit.gateway.router.fakes import FakeStore, preset
 
 from headstart.app import demo
+from headstart.app.cli.serve import COMMAND
 from headstart.config import Config, RouterConfig
 from headstart.gateway.router.pooled_model import LOADED, LoadLimits, PooledModel, parse_memory
 from headstart.gateway.router.presets import MAIN, PROCESS_BYTES, Estimate, ModelPreset
@@ -130,6 +131,16 @@ async def test_the_embedded_model_is_estimated_in_a_process_of_its_own(monkeypat
     assert "--context=512" in found.arguments
     assert PROCESS_BYTES < found.needs[MAIN] < 1500 * MIB
     assert found.usable[MAIN] < 4000 * MIB, "others need memory too"
+
+
+@pytest.mark.parametrize("flags", ["--parallel=2", "--parallel=2 --context=512"])
+async def test_slots_share_the_context_in_a_router_as_they_do_alone(flags: str) -> None:
+    """The context that fits is an argument, and one given with --parallel would be divided."""
+    argv = flags.split()
+    one = model(demo.path(demo.TARGET), *argv)
+    found = await estimate({MAIN: 4000 * MIB}, one)
+    alone, routed = COMMAND.read(argv), COMMAND.read([*argv, *found.arguments])
+    assert routed.values["kv_unified"] is alone.values["kv_unified"]
 
 
 async def test_a_file_that_is_no_model_is_refused_with_the_reason() -> None:
