@@ -144,10 +144,12 @@ class EngineConfig:
     override_tensor: str | None = option(
         None,
         "where to keep tensors: PATTERN=BUFFER,..., for instance 'ffn_.*_exps=CPU'",
+        separator=",",
     )
     override_kv: str | None = option(
         None,
         "override metadata of the model file: KEY=TYPE:VALUE,...; types int, float, bool, str",
+        separator=",",
     )
     prio: int = option(
         0,
@@ -174,14 +176,16 @@ class EngineConfig:
     yarn_attn_factor: float = option(-1.0, "YaRN: attention scale; below 0: the model's")
     yarn_beta_fast: float = option(-1.0, "YaRN: low correction; below 0: the model's")
     yarn_beta_slow: float = option(-1.0, "YaRN: high correction; below 0: the model's")
-    lora: str | None = option(None, "LoRA adapters: FILE,...")
-    lora_scaled: str | None = option(None, "LoRA adapters with the scale of each: FILE:SCALE,...")
+    lora: str | None = option(None, "LoRA adapters: FILE,...", separator=",")
+    lora_scaled: str | None = option(
+        None, "LoRA adapters with the scale of each: FILE:SCALE,...", separator=","
+    )
     lora_init_without_apply: bool = option(
         False, "load the LoRA adapters with a scale of 0; requests and POST /lora-adapters set it"
     )
-    control_vector: str | None = option(None, "control vectors: FILE,...")
+    control_vector: str | None = option(None, "control vectors: FILE,...", separator=",")
     control_vector_scaled: str | None = option(
-        None, "control vectors with the scale of each: FILE:SCALE,..."
+        None, "control vectors with the scale of each: FILE:SCALE,...", separator=","
     )
     repack: bool = option(
         True,

@@ -22,7 +22,10 @@ class ServerConfig:
     ssl_key_file: str | None = option(None, "file with the private key for HTTPS, in PEM format")
     ssl_cert_file: str | None = option(None, "file with the certificate for HTTPS, in PEM format")
     api_key: str | None = option(
-        None, "key that clients must send; several separated by commas", is_secret=True
+        None,
+        "key that clients must send; several separated by commas",
+        is_secret=True,
+        separator=",",
     )
     api_key_file: str | None = option(
         None, "file with one key per line; lines that start with # are comments"
@@ -155,7 +158,7 @@ class ToolsConfig:
         '"timeout_ms"}}}; their tools are offered to clients as NAME_TOOL (needs '
         "`pip install headstart[tools]`)",
     )
-    mcp_servers_json: str | None = option(None, "the same as text")
+    mcp_servers_json: str | None = option(None, "the same as text", is_secret=True)
     ui_mcp_proxy: bool = option(
         False,
         "forward requests of pages to any address (/cors-proxy), for MCP servers that do not "

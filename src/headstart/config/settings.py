@@ -55,8 +55,12 @@ class ModelConfig:
     draft_hf_repo: str | None = option(
         None, "draft model from the hub: user/repo[:quant]", "--hf-repo-draft"
     )
-    alias: str | None = option(None, "names of the model in the API, separated by commas")
-    tags: str | None = option(None, "tags of the model in /v1/models, separated by commas")
+    alias: str | None = option(
+        None, "names of the model in the API, separated by commas", separator=","
+    )
+    tags: str | None = option(
+        None, "tags of the model in /v1/models, separated by commas", separator=","
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +168,7 @@ class SpeculationConfig:
     spec_type: str | None = option(
         None,
         "speculators in order of preference: NAME,... or none (see docs/speculators.md)",
+        separator=",",
     )
     draft_max: int | None = option(
         None,

@@ -63,7 +63,8 @@ def spelling(key: str, known: Mapping[str, Owner], place: str) -> str:
 
 
 class Arguments:
-    """A parsed command line; the last of several values wins, as in llama-server.
+    """A parsed command line; of several values of a flag the last one wins, or they are joined, as
+    in llama-server.
 
     Raises:
         ConfigError: an unknown or refused flag, or one without its value.
@@ -122,8 +123,8 @@ class Arguments:
         if foreign := meaning.keys() - self._names:
             raise self._foreign(f"{name} ({min(foreign)})")
         if isinstance(owner, Setting) and (separator := owner.option.separator):
-            before = [self.given[owner.name]] if owner.name in self.given else []
-            meaning = {owner.name: separator.join([*before, text])}
+            before = self.given.get(owner.name)
+            meaning = {owner.name: f"{before}{separator}{text}" if before else text}
         self.given.update(meaning)
 
     def _text(self, owner: Owner, name: str, value: str | None) -> str:

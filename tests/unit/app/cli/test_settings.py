@@ -99,6 +99,32 @@ def test_nothing_given_is_the_default_config() -> None:
         (["--n_predict", "5"], "sampling", "predict", 5),
         (["-s", "42"], "sampling", "seed", 42),
         (["-r", "a", "-r", "b"], "sampling", "reverse_prompt", "a\nb"),
+        (["--api-key", "a,b", "--api-key", "c"], "server", "api_key", "a,b,c"),
+        (["--lora", "", "--lora", "a", "--lora", "b"], "engine", "lora", "a,b"),
+        (["--lora-scaled", "a:1", "--lora-scaled", "b:2"], "engine", "lora_scaled", "a:1,b:2"),
+        (["-ot", "a=CPU", "-ot", "b=CPU"], "engine", "override_tensor", "a=CPU,b=CPU"),
+        (
+            ["-otd", "a=CPU", "-otd", "b=CPU"],
+            "draft_engine",
+            "draft_override_tensor",
+            "a=CPU,b=CPU",
+        ),
+        (
+            ["--override-kv", "a=int:1", "--override-kv", "b=int:2"],
+            "engine",
+            "override_kv",
+            "a=int:1,b=int:2",
+        ),
+        (["--control-vector", "a", "--control-vector", "b"], "engine", "control_vector", "a,b"),
+        (
+            ["--control-vector-scaled", "a:1", "--control-vector-scaled", "b:2"],
+            "engine",
+            "control_vector_scaled",
+            "a:1,b:2",
+        ),
+        (["--spec-type", "suffix", "--spec-type", "mtp"], "speculation", "spec_type", "suffix,mtp"),
+        (["-a", "a", "-a", "b"], "model", "alias", "a,b"),
+        (["--tags", "a", "--tags", "b"], "model", "tags", "a,b"),
         (["-lv", "1"], "log", "log_level", "error"),
         (["-lm", "mlock"], "engine", "mlock", True),
         (["-lm", "none"], "engine", "mmap", False),
@@ -160,9 +186,11 @@ def test_the_printed_config_is_a_config_file_that_gives_the_same_values(tmp_path
 
 
 def test_secrets_are_not_printed() -> None:
-    printed = read("--api-key", "hunter2", "--hf-token", "hf_hunter2").describe()
-    assert "hunter2" not in printed
-    assert printed.count("***") == 2
+    servers = '{"mcpServers": {"a": {"command": "b", "env": {"KEY": "hunter2"}}}}'
+    found = read("--api-key", "hunter2", "--hf-token", "hf_hunter2", "--mcp-servers-json", servers)
+    for shown in (found.describe(), str(found.in_force())):
+        assert "hunter2" not in shown
+        assert shown.count("***") == 3
 
 
 @pytest.mark.parametrize(
