@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partialmethod
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 from pydantic import BaseModel
@@ -31,7 +32,10 @@ def prefixed(app: ASGIApp, *, prefix: str) -> ASGIApp:
                 error = ApiError(404, f"there is no {path} here; paths begin with {prefix}")
                 await error_response(error)(scope, receive, send)
                 return
-            scope = {**scope, "path": path[len(prefix) :] or "/", "headstart.prefix": prefix}
+            path = path[len(prefix) :] or "/"
+            # from `path`, which was checked, as the prefix may be encoded in the raw one
+            raw_path = quote(path).encode()
+            scope = {**scope, "path": path, "raw_path": raw_path, "headstart.prefix": prefix}
         await app(scope, receive, send)
 
     return answer

@@ -114,8 +114,9 @@ async def test_an_answer_that_is_no_stream_is_passed_on_and_not_kept() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/props", "/metrics"])
 async def test_a_post_goes_to_the_model_that_its_body_names(path) -> None:
-    async with router("a", preset("b", aliases=("bee",))) as routed:
-        answer = await routed.client.post(f"{path}?x=1", json=PROMPT | {"model": "bee"})
+    named, below = preset("b", aliases=("bee",)), ServerConfig(api_prefix="/llm")
+    async with router("a", named, server=below) as routed:
+        answer = await routed.client.post(f"/%6Clm{path}?x=1", json=PROMPT | {"model": "bee"})
         said = answer.json()
         assert loaded(routed.pool) == {"b"}
     assert (said["path"], said["query"], said["key"]) == (path, "x=1", "Bearer inner")
@@ -208,24 +209,16 @@ async def test_models_are_loaded_and_unloaded_by_hand() -> None:
             pass
 
 
-async def test_a_model_that_waits_for_room_is_loading() -> None:
-    async with router("a", "b", max_models=1) as routed:
-        held = routed.pool.models["a"]
-        await routed.pool.acquire(held)
-        routed.pool.models["b"].exit_code = 1  # of an earlier try
-        assert (await routed.client.post("/models/load", json={"model": "b"})).status_code == 200
-        status = await status_of(routed.client, "b")
-        routed.pool.release(held)
-    assert (status["value"], "failed" in status) == ("loading", False)
-
-
-async def test_a_model_that_waits_for_room_is_loaded_once_and_can_be_unloaded() -> None:
+async def test_a_model_that_waits_for_room_is_loading_is_loaded_once_and_can_be_unloaded() -> None:
     async with router("a", "b", max_models=1) as routed:
         held, client, b = routed.pool.models["a"], routed.client, {"model": "b"}
         await routed.pool.acquire(held)
+        routed.pool.models["b"].exit_code = 1  # of an earlier try
         asked = asyncio.create_task(client.post("/v1/completions", json=b))
         while not routed.pool.num_waiting:
             await asyncio.sleep(0)
+        status = await status_of(client, "b")
+        assert (status["value"], "failed" in status) == ("loading", False)
         assert (await client.post("/models/load", json=b)).status_code == 400
         assert routed.pool.num_waiting == 1
         assert (await client.post("/models/unload", json=b)).json() == {"success": True}
