@@ -10,24 +10,33 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import urlsplit
 
 import orjson
 from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
 from headstart.gateway.upstream import Connection, head_of
+from headstart.server.body import HEADER
 from headstart.server.errors import error_body, log_failure
+from headstart.server.kept_streams import KeptStream, KeptStreams
 from headstart.server.sse import event as sse_event
 from headstart.server.threads import unless_left
-from headstart.types.errors import BackendError
+from headstart.structures.tenants import caller_of, counted, may_take
+from headstart.types.errors import BackendError, CapacityError
 
 Headers = Sequence[tuple[bytes, bytes]]
+Tap = Callable[[bytes], None]
+Open = Callable[[Receive, ExitStack], Awaitable[Connection]]
+"""Returns an answer that has begun, unless `Receive` reports a disconnect; the stack's content is
+released when it ends.
+"""
 
 # they belong to one connection (RFC 9110, 7.6.1), or are rewritten
 HOP_BY_HOP = frozenset({
@@ -39,6 +48,7 @@ NOT_FORWARDED = HOP_BY_HOP | {
     b"authorization", b"content-length", b"expect", b"host", b"origin", b"referer", b"x-api-key",
 }  # fmt: skip
 MAX_READ = 2**24  # bytes of an answer that is read here, not passed on
+MAX_WAITING = 512  # requests that wait though their clients may be gone; half of it per tenant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +72,7 @@ class Proxy:
         self._idle: defaultdict[str, list[Connection]] = defaultdict(list)  # by name, as `_busy`
         self._busy: defaultdict[str, set[Connection]] = defaultdict(set)
         self._tls: ssl.SSLContext | None = None
+        self._num_waiting = Counter[str]()  # requests that continue without a client, by tenant
 
     async def open(self, backend: Backend, scope: Scope, body: bytes = b"") -> Connection:
         """Send the request of an ASGI scope; return when the answer has begun, whatever its status
@@ -108,12 +119,50 @@ class Proxy:
             self.give_back(answer)
         return answer.status, bytes(body), dict(answer.headers)
 
+    async def answer(
+        self, http: HttpRequest, send: Send, open: Open, tap: Tap | None = None, *, is_stream: bool
+    ) -> None:
+        """Open an answer and relay it. One that `is_stream` of a conversation continues without its
+        client, and is kept in the app's `streams`.
+
+        Raises:
+            RequestError: the stream was stopped before it began.
+            CapacityError: too many wait, perhaps without a client.
+        """
+        with ExitStack() as lease:
+            conversation = http.headers.get(HEADER)
+            if not (is_stream and conversation):
+                answer = await open(http.receive, lease)
+                await self.relay(answer, http.receive, send, tap)
+                return
+            tenant, waiting = caller_of(http.scope).tenant, self._num_waiting
+            if not may_take(waiting, tenant, MAX_WAITING):
+                raise CapacityError(
+                    f"{waiting.total()} requests with {HEADER} wait for their answers; try again "
+                    "later"
+                )
+            # the backend must not keep what is kept here
+            named, headers = HEADER.encode(), http.scope["headers"]
+            http.scope["headers"] = [one for one in headers if one[0] != named]
+            streams: KeptStreams = http.app.state.streams
+            with streams.beginning(tenant, conversation) as kept:
+                with counted(waiting, tenant):
+                    answer = await open(kept.receive, lease)
+                if answer.status == 200 and "application/json" not in answer.media_type:
+                    kept.begin(self._keep(answer, kept, tap, lease.pop_all()), answer.media_type)
+            if kept.has_begun:
+                await kept.response()(http.scope, http.receive, send)
+            else:
+                await self.relay(answer, http.receive, send, tap)
+
+    async def _keep(
+        self, answer: Connection, kept: KeptStream, tap: Tap | None, lease: ExitStack
+    ) -> None:
+        with lease:
+            await self.relay(answer, kept.receive, kept.send, tap)
+
     async def relay(
-        self,
-        answer: Connection,
-        receive: Receive,
-        send: Send,
-        tap: Callable[[bytes], None] | None = None,
+        self, answer: Connection, receive: Receive, send: Send, tap: Tap | None = None
     ) -> None:
         """Relay the answer piece by piece; `tap` sees each piece after it was sent.
 
@@ -179,7 +228,7 @@ class Proxy:
         return connection
 
 
-async def _relay(answer: Connection, send: Send, tap: Callable[[bytes], None] | None) -> None:
+async def _relay(answer: Connection, send: Send, tap: Tap | None) -> None:
     # our server writes its own date and server
     headers = _end_to_end(answer.headers, HOP_BY_HOP | {b"date", b"server"})
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})

@@ -17,13 +17,14 @@ from headstart.config.logs import start_logging
 from headstart.gateway.balancer import health
 from headstart.gateway.balancer.fleet import Fleet
 from headstart.gateway.balancer.options import BalancerOptions, RoutingOptions
-from headstart.gateway.balancer.routing import Routing
+from headstart.gateway.balancer.routing import Routing, by_backends_keys
 from headstart.gateway.proxy import Backend, Proxy
 from headstart.gateway.router.child import TENANT_HEADER
-from headstart.server import errors
+from headstart.server import errors, kept_streams
 from headstart.server.body import read_object
 from headstart.server.errors import ApiError
 from headstart.server.guard import Guard, load_keys
+from headstart.server.kept_streams import KeptStreams
 from headstart.server.listen import run, uvicorn_config
 from headstart.server.routing import json_response
 from headstart.server.threads import Threads
@@ -69,14 +70,17 @@ def create_app(
             Route("/health", _health),
             Route("/v1/health", _health),
             Route("/router/{order:path}", _obey, methods=["GET", "POST"]),
+            *kept_streams.routes.all(),
         ],
         lifespan=lifespan,
     )
-    app.state.fleet, app.state.threads = fleet, threads
+    app.state.fleet, app.state.threads, app.state.streams = fleet, threads, KeptStreams()
     app.state.has_keys = bool(config.api_key or config.api_key_file)
     app.state.trusts_local = watch is None
     app.router.default = forward
     app.router.redirect_slashes = False
+    if watch is None:
+        app.add_middleware(by_backends_keys)
     app.add_middleware(Guard, config=config, why_not_ready=lambda: None)
     errors.install(app)
     return app

@@ -30,7 +30,8 @@ class Asked:
     blocks: list[int] = field(default_factory=list)  # hashes of the text's blocks
     max_tokens: int | None = None
     conversation: str = ""
-    needs: str = ""  # a stored response, which one replica has
+    needs: str = ""  # what one replica has: a stored response, or a running answer
+    is_stream: bool = False
 
 
 def read(body: bytes, tenant: str = "") -> Asked:
@@ -62,6 +63,7 @@ def read(body: bytes, tenant: str = "") -> Asked:
         max_tokens=limits[0] if limits and limits[0] > 0 else None,
         conversation=_name(found, text),
         needs=_text(found.get("previous_response_id")),
+        is_stream=bool(found.get("stream")),
     )
 
 

@@ -10,12 +10,12 @@ import hashlib
 import logging
 import math
 import re
-from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
 from starlette.requests import Request as HttpRequest
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headstart.gateway.balancer.conversation import Asked, read, timings_of
 from headstart.gateway.balancer.fleet import Fleet, Flight
@@ -29,6 +29,9 @@ from headstart.structures.tenants import caller_of
 from headstart.types.errors import BackendError, CapacityError
 
 log = logging.getLogger(__name__)
+
+# paths of what one replica has: a stored response, or a running answer
+_OF_ONE = re.compile(r"(?:/v1)?/(?:responses/(?!input_tokens$)[^/]+|chat/completions/control$)")
 
 
 class Routing:
@@ -52,29 +55,31 @@ class Routing:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         http = HttpRequest(scope, receive)
         body, tenant = await http.body(), caller_of(scope).tenant
-        if not self._tenant_header:
-            tenant = tenant or _tenant_by(_key_headers(scope))
         asked = Asked()
-        if found := re.match("(?:/v1)?/responses/(?!input_tokens$)([^/]+)", scope["path"]):
-            asked = Asked(needs=found[1])
+        if found := _OF_ONE.match(scope["path"]):
+            asked = Asked(needs=found[0])
         elif http.method == "POST":
             asked = await off_loop(http, partial(read, body, tenant), tenant)
         if asked.text and self._fleet.is_full(self._options.max_waiting):
             raise self._overload()
-        flight, answer = await self._open(http, asked, tenant)
         end = bytearray()
 
         def note(piece: bytes) -> None:
             end.extend(piece)
             del end[: -(2**18)]  # the timings are at the end
 
-        try:
-            await self._proxy.relay(answer, receive, send, note)
-        finally:
-            self._fleet.finish(flight, timings_of(bytes(end)) if answer.status == 200 else None)
+        async def open(receive: Receive, lease: ExitStack) -> Connection:
+            flight, answer = await self._open(http, asked, receive)
+            lease.callback(self._finish, flight, answer, end)
+            return answer
+
+        await self._proxy.answer(http, send, open, note, is_stream=asked.is_stream)
+
+    def _finish(self, flight: Flight, answer: Connection, end: bytearray) -> None:
+        self._fleet.finish(flight, timings_of(bytes(end)) if answer.status == 200 else None)
 
     async def _open(
-        self, http: HttpRequest, asked: Asked, tenant: str
+        self, http: HttpRequest, asked: Asked, receive: Receive
     ) -> tuple[Flight, Connection]:
         """An answer that has begun, from the best replica that gives one."""
         scope, body, replicas = http.scope, await http.body(), self._fleet.order(asked)
@@ -87,11 +92,11 @@ class Routing:
         for replica in replicas[:num_tries]:
             flight = self._fleet.start(replica, asked)
             own = replica.backend.headers
-            named = {**own, self._tenant_header: tenant}
+            named = {**own, self._tenant_header: caller_of(scope).tenant}
             headers = named if self._tenant_header else _key_headers(scope) or own
             opening = self._proxy.open(replace(replica.backend, headers=headers), scope, body)
             try:
-                answer = await unless_left(http.receive, opening)
+                answer = await unless_left(receive, opening)
             except BackendError as error:
                 replica.fail(flight)
                 failure = error
@@ -135,9 +140,10 @@ class Routing:
 
 
 def _is_unknown(answer: Connection) -> bool:
-    """Whether a replica says that it does not have the stored response."""
-    says_so = answer.status == 400 and UNKNOWN_RESPONSE.encode() in answer.first_piece
-    return answer.status == 404 or says_so
+    """Whether a replica says that it does not have the stored response, or the running answer."""
+    piece = answer.first_piece
+    says_so = answer.status == 400 and UNKNOWN_RESPONSE.encode() in piece
+    return answer.status == 404 or says_so or piece.startswith(b'{"success":false')
 
 
 def _key_headers(scope: Scope) -> dict[str, str]:
@@ -148,8 +154,14 @@ def _key_headers(scope: Scope) -> dict[str, str]:
     }
 
 
-def _tenant_by(key: Mapping[str, str]) -> str:
-    """The tenant with this key, which only the backends know."""
-    if not key:
-        return ""
-    return hashlib.sha256("\0".join(key.values()).encode()).hexdigest()[:16]
+def by_backends_keys(app: ASGIApp) -> ASGIApp:
+    """ASGI middleware: without keys here, a key that only the backends know names the tenant."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (key := _key_headers(scope)):
+            caller = caller_of(scope)
+            tenant = hashlib.sha256("\0".join(key.values()).encode()).hexdigest()[:16]
+            scope["headstart.caller"] = replace(caller, tenant=caller.tenant or tenant)
+        await app(scope, receive, send)
+
+    return answer

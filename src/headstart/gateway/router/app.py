@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
@@ -19,16 +19,12 @@ from headstart.gateway.router.metrics import render
 from headstart.gateway.router.pooled_model import PooledModel
 from headstart.gateway.upstream import Connection
 from headstart.server import extra_routes, guard, kept_streams
-from headstart.server.body import HEADER
 from headstart.server.errors import ApiError, shorten
 from headstart.server.extra_routes import Extra
-from headstart.server.kept_streams import KeptStream, KeptStreams
+from headstart.server.kept_streams import KeptStreams
 from headstart.server.routing import json_response
 from headstart.server.threads import Threads, unless_left
-from headstart.structures.tenants import caller_of, counted, may_take
-from headstart.types.errors import CapacityError
-
-MAX_WAITING = 512  # requests that wait though their clients may be gone; half of it per tenant
+from headstart.structures.tenants import caller_of
 
 
 def create_app(own: OwnRoutes, extras: Sequence[Extra]) -> Starlette:
@@ -67,7 +63,6 @@ class Forward:
 
     def __init__(self, own: OwnRoutes, proxy: Proxy) -> None:
         self._own, self._pool, self.proxy = own, own.pool, proxy
-        self._num_waiting = Counter[str]()  # requests with HEADER, by tenant
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         http = HttpRequest(scope, receive)
@@ -82,10 +77,8 @@ class Forward:
             await metrics(scope, receive, send)
             return
         model = await self._model(http)
-        if http.method == "POST" and (conversation := http.headers.get(HEADER)):
-            await self._keep(model, http, send, conversation)
-        else:
-            await self._pass_on(model, http, send)
+        opening = partial(self._open, model, http)
+        await self.proxy.answer(http, send, opening, is_stream=http.method == "POST")
 
     async def _model(self, http: HttpRequest) -> PooledModel:
         """The model that a request names, if it may be used.
@@ -106,44 +99,6 @@ class Forward:
             raise ApiError(400, f"the model {model.name} is not loaded; POST /models/load loads it")
         return model
 
-    async def _pass_on(self, model: PooledModel, http: HttpRequest, send: Send) -> None:
-        with ExitStack() as lease:
-            answer = await self._open(model, http, http.receive, lease)
-            if answer.is_event_stream and http.method != "POST":
-                lease.close()  # such a stream lasts as long as the model; it must not keep it
-            await self.proxy.relay(answer, http.receive, send)
-
-    async def _keep(
-        self, model: PooledModel, http: HttpRequest, send: Send, conversation: str
-    ) -> None:
-        """Pass on a request whose answer, if it is a stream, continues without its client.
-
-        Raises:
-            RequestError: the stream was stopped before it began.
-            CapacityError: too many wait, perhaps without a client.
-        """
-        tenant, waiting = caller_of(http.scope).tenant, self._num_waiting
-        if not may_take(waiting, tenant, MAX_WAITING):
-            raise CapacityError(
-                f"{waiting.total()} requests with {HEADER} wait for their answers; try again later"
-            )
-        streams: KeptStreams = http.app.state.streams
-        with ExitStack() as lease:
-            with streams.beginning(tenant, conversation) as kept:
-                with counted(waiting, tenant):
-                    answer = await self._open(model, http, kept.receive, lease)
-                if answer.status == 200 and "application/json" not in answer.media_type:
-                    relaying = self._relay(answer, kept, lease.pop_all())
-                    kept.begin(relaying, answer.media_type)
-            if kept.has_begun:
-                await kept.response()(http.scope, http.receive, send)
-            else:
-                await self.proxy.relay(answer, http.receive, send)
-
-    async def _relay(self, answer: Connection, kept: KeptStream, lease: ExitStack) -> None:
-        with lease:
-            await self.proxy.relay(answer, kept.receive, kept.send)
-
     async def _open(
         self, model: PooledModel, http: HttpRequest, receive: Receive, lease: ExitStack
     ) -> Connection:
@@ -153,8 +108,8 @@ class Forward:
         lease.callback(self._pool.release, model, is_use=is_task)
         tenant = {TENANT_HEADER.lower(): caller_of(http.scope).tenant}
         backend = replace(backend, headers={**backend.headers, **tenant})
-        # a model's server must not keep what is kept here
-        headers = [one for one in http.scope["headers"] if one[0] != HEADER.encode()]
-        scope, body = {**http.scope, "headers": headers}, await http.body()
-        opening = self.proxy.open(backend, scope, body)
-        return await unless_left(receive, opening)
+        opening = self.proxy.open(backend, http.scope, await http.body())
+        answer = await unless_left(receive, opening)
+        if answer.is_event_stream and not is_task:
+            lease.close()  # such a stream lasts as long as the model; it must not keep it
+        return answer

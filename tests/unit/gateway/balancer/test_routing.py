@@ -279,6 +279,34 @@ async def test_a_clients_key_is_passed_on_unless_backends_have_one_of_their_own(
         assert backend.keys == ["Bearer own" if has_own else "Bearer secret"]
 
 
+async def test_the_stream_of_a_conversation_is_stopped_and_repeated_for_who_has_its_key() -> None:
+    one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+    stream, named, first = "/v1/stream?conv_id=c", one | {"x-conversation-id": "c"}, Scripted()
+    async with routed(first, Scripted()) as (client, fleet):
+        for ends in (True, False):
+            first.may_go_on.clear()
+            async with client.stream("POST", CHAT, json=BODY, headers=named):
+                pass
+            if not ends:
+                assert (await client.delete(stream, headers=two)).status_code == 204
+                assert (await client.get(stream, headers=two)).status_code == 404
+                await client.post("/who", json={"prompt": "x"}, headers=named)
+                following = asyncio.create_task(client.get(stream, headers=one))
+                first.may_go_on.set()
+                assert (await following).content == b"".join(EVENTS)
+            assert (await client.delete(stream, headers=one)).status_code == 204
+            await settled(fleet)
+            first.may_go_on.set()
+
+
+async def test_a_running_answer_is_controlled_wherever_it_is() -> None:
+    first, second = Scripted(), Scripted()
+    first.stored = second.stored = "control"
+    first.refusal = '{"success":false}'
+    async with routed(first, second) as (client, _):
+        assert (await client.post(f"{CHAT}/control", json={"id": "x"})).headers["x-by"] == "b1"
+
+
 async def test_a_stored_response_is_found_wherever_it_is() -> None:
     first, second = Scripted(), Scripted()
     second.stored = "resp-1"

@@ -12,8 +12,9 @@ from tests.unit.gateway.backends import REFUSED, note_threads, running
 from tests.unit.gateway.router.fakes import FakeChildren, FakeStore, loaded, pool_of, preset, use
 
 from headstart.config import Config, RouterConfig, ServerConfig
-from headstart.gateway.router import app as app_module
+from headstart.gateway import proxy
 from headstart.gateway.router import listing
+from headstart.gateway.router.app import create_app
 from headstart.server import sse
 
 PROMPT, NAMED = {"prompt": "a"}, {"X-Conversation-Id": "c"}
@@ -64,7 +65,7 @@ async def router(*models, max_models=0, presets=None, server=None, store=None, *
         pool = pool_of(children, *models, max_models=max_models)
         config = Config(router=RouterConfig(**flags), server=server or ServerConfig())
         own = listing.OwnRoutes(config, pool, lambda: presets or [], store or FakeStore())
-        app = app_module.create_app(own, ())
+        app = create_app(own, ())
         async with (
             running(app, lifespan="on") as address,
             httpx2.AsyncClient(base_url=address, trust_env=False, timeout=60) as client,
@@ -373,7 +374,7 @@ async def test_the_router_has_metrics_of_its_own() -> None:
 
 
 async def test_few_requests_whose_clients_may_be_gone_wait_for_a_model(monkeypatch) -> None:
-    monkeypatch.setattr(app_module, "MAX_WAITING", 4)
+    monkeypatch.setattr(proxy, "MAX_WAITING", 4)
     one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
     async with router("a", server=ServerConfig(api_key="one,two")) as routed:
         routed.children.gate.clear()
