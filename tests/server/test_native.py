@@ -59,9 +59,17 @@ def test_many_alternatives_are_for_few_tokens():
     worker = FakeWorker()
     worker.info_when_ready = dataclasses.replace(INFO, context_size=1 << 15)
     with serving(worker) as client:
-        for max_tokens, status in ((1 << 13, 200), (1 << 15, 400)):
-            body = {"prompt": "a", "n_probs": 256, "n_predict": max_tokens}
-            assert client.post("/completion", json=body).status_code == status
+        for prompt, max_tokens, echo, status in (
+            ("a", 1 << 13, False, 200),
+            ("a", 1 << 15, False, 400),
+            (["a"] * 32, 1 << 8, False, 200),  # of all answers together
+            (["a"] * 32, 1 << 9, False, 400),
+            ("a" * (1 << 13), 1, True, 200),  # and of prompts whose tokens are shown
+            (["a" * (1 << 13)] * 2, 1, True, 400),
+        ):
+            body = {"prompt": prompt, "logprobs": 256, "max_tokens": max_tokens, "echo": echo}
+            answer = client.post("/v1/completions", json=body)
+            assert answer.status_code == status, answer.text
 
 
 def test_a_stop_string_is_reported(client, worker):

@@ -51,7 +51,7 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
     defaults, vocab = call.model.defaults, call.model.vocab
     config = call.model.config.scheduler
     max_tokens = _max_tokens(body, defaults)
-    num_logprobs = _num_logprobs(body, max_tokens, call)
+    num_logprobs = _num_logprobs(body, max_tokens, prompts, num_each, call)
     sampling = sampling_params(body, defaults, vocab)
     adapters = request_scales(body.lora, call.adapter_scales, call.info)
     # OpenAI's `echo` with log probabilities includes those of the prompt
@@ -143,17 +143,27 @@ def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
     )
 
 
-def _num_logprobs(body: GenerationBody, max_tokens: int | None, call: Call) -> int | None:
+def _num_logprobs(
+    body: GenerationBody, max_tokens: int | None, prompts: list[Prompt], num_each: int, call: Call
+) -> int | None:
     """Alternatives to show per token; None for no log probabilities."""
     field, value = body.wanted_logprobs
-    size = call.info.context_size
+    size, num_answers = call.info.context_size, len(prompts) * num_each
     num_tokens = max(1, size if max_tokens is None else min(size, max_tokens))
-    # for all tokens of an answer, at most some 250 MB
-    limit = min(max(128, (1 << 21) // num_tokens), call.model.vocab.size)
+    most = 1 << 21  # for all tokens of the answers, at most some 250 MB
+    few = max(20, 128 // num_answers)  # answers are mostly shorter than they may be
+    limit = min(max(few, most // (num_tokens * num_answers)), call.model.vocab.size)
+    if isinstance(body, CompletionBody) and body.echo:  # as many for all tokens of the prompts
+        num_scored = num_each * sum(len(prompt.tokens) for prompt in prompts)
+        limit = min(limit, most // max(1, num_scored))
     if value is None or value < 0:  # off, as in llama-server
         return None
     if value > limit:
-        raise wrong_value(field, value, f"from 0 to {limit}; ask for fewer, or for fewer tokens")
+        raise wrong_value(
+            field,
+            value,
+            f"from 0 to {limit}; ask for fewer, or for fewer tokens or answers at once",
+        )
     return value
 
 
