@@ -14,7 +14,7 @@ import pytest
 from tests.models import tiny_bert
 from tests.server.conftest import embedding_config
 from tests.server.fake_worker import INFO, FakeWorker
-from tests.server.serving import error_of, openai_of, serving, serving_models
+from tests.server.serving import error_of, openai_of, served_model, serving, serving_models
 
 from headstart.config import EmbeddingConfig
 from headstart.server.embeddings import normalize
@@ -178,6 +178,21 @@ def test_an_empty_pair_is_refused_where_the_vocabulary_has_no_marks() -> None:
         answer = client.post("/rerank", json={"query": "", "documents": ["a", ""]})
     assert "cannot be empty" in error_of(answer, 400)
     assert not worker.requests
+
+
+def test_a_query_that_names_the_place_of_the_document_stays_as_it_is() -> None:
+    texts = list[str]()
+
+    def script(request: EmbeddingRequest) -> list[EmbeddingEvent]:
+        texts.extend("".join(map(chr, text)) for text in request.texts)
+        return [EmbeddingEvent(request.request_id, (np.ones((1, 1), np.float32),), 1, 0.1)]
+
+    worker = FakeWorker(script)  # type: ignore[arg-type]
+    worker.info_when_ready = dataclasses.replace(INFO, embedding=EmbeddingInfo(1, 64, "rank"))
+    with serving(worker, model=served_model(pair_template="{query}: {document}.")) as client:
+        body = {"query": "{document}?", "documents": ["{query}!"]}
+        client.post("/rerank", json=body).raise_for_status()
+    assert texts == ["{document}?: {query}!."]
 
 
 def test_other_servers_say_what_to_start_with(client, ranking, embedding) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -316,7 +317,8 @@ async def rerank(http: HttpRequest) -> Any:
 
 def _pair_tokens(model: ServedModel, query: str, document: str) -> list[int]:
     if model.pair_template is not None:
-        text = model.pair_template.replace("{query}", query).replace("{document}", document)
+        pair = {"query": query, "document": document}
+        text = re.sub(r"\{(query|document)\}", lambda one: pair[one[1]], model.pair_template)
         return model.vocab.tokenize(text, add_special=False, parse_special=True)
     first, second = (
         model.vocab.tokenize(text, add_special=False, parse_special=False)
