@@ -178,6 +178,7 @@ def test_what_a_model_cannot_read_has_the_status_of_llama_server(client, worker,
         ("logprobs", "x", "logprobs is 'x' but must be"),
         ("n_probs", 10**5, "n_probs is 100000 but must be from 0 to 258"),
         ("response_fields", ["a/b"] * 20_000, "but must have at most 64 items, not 20000"),
+        ("response_fields", ["/" * 300], "but must have at most 256 characters"),
     ],
 )
 def test_fields_of_a_native_completion_are_checked(client, field, value, says):

@@ -5,6 +5,7 @@ llama-server.
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -151,14 +152,18 @@ class NativeDialect(Dialect):
 
     def _picked(self, final: Chunk) -> Chunk:
         """The fields that the body selects; "timings/prompt_n" is nested and becomes a flat key."""
-        assert isinstance(self.body, NativeBody)
-        paths, picked = self.body.response_fields, Chunk()
-        for path in paths:
+        picked = Chunk()
+        for path, keys in self._paths.items():
             value: Any = final
             try:
-                for key in path.split("/"):
+                for key in keys:
                     value = value[key]
             except (KeyError, TypeError):  # absent
                 continue
             picked[path] = value
-        return picked if paths else final
+        return picked if self._paths else final
+
+    @cached_property
+    def _paths(self) -> dict[str, list[str]]:
+        assert isinstance(self.body, NativeBody)
+        return {path: path.split("/") for path in self.body.response_fields}

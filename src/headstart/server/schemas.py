@@ -281,7 +281,9 @@ class NativeBody(GenerationBody):
     """POST /completion."""
 
     prompt: Any = Field(description="string, token ids, a mix of both, or a list of these")
-    response_fields: list[str] = Field(default_factory=list, max_length=64)
+    response_fields: list[Annotated[str, Field(max_length=256)]] = Field(
+        default_factory=list, max_length=64
+    )
     n_probs: Count | None = Field(
         None,
         validation_alias=AliasChoices("n_probs", "logprobs"),
