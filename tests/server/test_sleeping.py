@@ -24,7 +24,7 @@ from headstart.server import app, conversation, kept_streams
 from headstart.server.conversation import render_chat
 from headstart.server.kept_streams import PIECE_BYTES, KeptStream, KeptStreams
 from headstart.server.service import Service
-from headstart.types.errors import CapacityError, ModelError
+from headstart.types.errors import CapacityError, ModelError, RequestError
 from headstart.types.request import FinishEvent
 from headstart.worker.client import WorkerClient
 
@@ -331,6 +331,8 @@ async def test_the_tenant_whose_streams_take_most_loses_its_oldest(monkeypatch):
         await end(streams.begin("loud", str(number)), bytes(3 * PIECE_BYTES))
     assert streams.find("quiet", "0")
     assert [bool(streams.find("loud", str(n))) for n in range(4)] == [False, True, True, True]
+    with pytest.raises(RequestError, match=r"X-Conversation-Id holds 257 .* at most 256"):
+        streams.begin("loud", "x" * 257)  # names do not count
 
 
 async def test_a_stream_looks_at_no_other_that_is_kept(monkeypatch):

@@ -24,7 +24,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Message
 
 from headstart.server import sse
-from headstart.server.body import Body
+from headstart.server.body import Body, check_length
 from headstart.server.errors import ApiError, shorten, wrong_value
 from headstart.server.routing import Routes
 from headstart.structures.tenants import caller_of
@@ -131,6 +131,7 @@ class KeptStreams:
 
     def begin(self, tenant: str, conversation_id: str) -> KeptStream:
         """Create a stream; ends the conversation's previous one."""
+        check_length("X-Conversation-Id", conversation_id, 256, "characters")
         self.stop(tenant, conversation_id)
         keep = partial(self._keep, tenant, conversation_id)
         stream = self._streams[tenant, conversation_id] = KeptStream(conversation_id, keep)
