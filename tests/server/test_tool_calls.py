@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+from tests.planted import noted
 from tests.server.fake_worker import FakeWorker, say
 from tests.server.serving import error_of, openai_of, served_model, serving
 from tests.templates.conversations import TOOLS
 
+from headstart.server import translate
+from headstart.server.body import make_body
+from headstart.server.conversation import tagged_thoughts
+from headstart.server.schemas import NativeBody
 from headstart.types.constraint import NO_LIMIT, ConstraintKind, ThoughtMarks
 from headstart.types.request import ReplyEvent
 
@@ -286,3 +293,14 @@ def test_tags_say_which_thoughts_a_budget_limits(client, worker):
         bad = client.post("/completion", json={"prompt": "a"} | fields | budget)
         assert f"says nothing without reasoning_budget_{missing}" in bad.text
         assert bad.status_code == 400
+
+
+def test_tags_are_found_once_for_all_choices_and_in_linear_time(client, monkeypatch):
+    tags = {"reasoning_budget_start_tag": "<", "reasoning_budget_end_tags": ["=x" + "=" * 254] * 16}
+    body = {"prompt": ["a", "b"], "n": 4, "reasoning_budget_tokens": 1, **tags}
+    found = noted(monkeypatch, translate, "tagged_thoughts")
+    client.post("/completion", json=body).raise_for_status()
+    assert len(found) == 2
+    started = time.process_time()
+    tagged_thoughts(make_body(NativeBody, body), "=" * 4_000_000, served_model())
+    assert time.process_time() - started < 1

@@ -249,12 +249,19 @@ def tagged_thoughts(body: GenerationBody, prompt: str, model: ServedModel) -> Th
     budget = _budget(body, model.config.chat)
     if budget < 0:
         return None
+    backwards = prompt[::-1]
+
+    def place(tag: str) -> int:
+        """Where a tag is last; -1 if nowhere. `rfind` takes quadratic time, `find` linear."""
+        found = backwards.find(tag[::-1])
+        return -1 if found < 0 else len(prompt) - found - len(tag)
+
     return ThoughtLimit(
         max_tokens=budget,
         start=start.encode(),
         ends=tuple(end.encode() for end in ends),
         closing=_closing(body, model, ends[0]),
-        is_thinking=prompt.rfind(start) > max(prompt.rfind(end) for end in ends),
+        is_thinking=place(start) > max(map(place, ends)),
     )
 
 

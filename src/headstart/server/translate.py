@@ -86,13 +86,14 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
         wants_prompt_scores=scores_prompt,
         store=body.store,
     )
+    thoughts = [tagged_thoughts(body, prompt.text, call.model) for prompt in prompts]
     requests = [
         make(
             request_id=f"{call.id}-{index}" if index else call.id,
             prompt=prompt.tokens,
             media=prompt.media,
             slot_id=None if index else slot_id,  # the others would have to wait
-            thoughts=tagged_thoughts(body, prompt.text, call.model),
+            thoughts=thoughts[index // num_each],
             sampling=dataclasses.replace(sampling, seed=(sampling.seed + index % num_each) % 2**32),
         )
         for index, prompt in enumerate(prompt for prompt in prompts for _ in range(num_each))
