@@ -214,6 +214,22 @@ def test_an_answer_goes_on_while_the_page_is_loaded_again(window: Window) -> Non
     expect(window.answer()).to_contain_text("Half of it")
 
 
+def test_a_continued_answer_keeps_its_beginning_when_the_page_is_loaded_again(window: Window):
+    worker = worker_that_writes("Part one. ", hold=True)
+    page = window.show(worker)
+    window.ask("Go on", wait=False).get_by_text("Part one.").wait_for()
+    page.get_by_role("button", name="Stop", exact=True).click()
+    worker.script = writes("Part two.", hold=True)
+    page.get_by_role("button", name="Continue").click()
+    page.locator(".running", has_text="Part one. Part two.").wait_for()
+    window.reload()
+    page.locator(".running", has_text="Part two.").wait_for()
+    worker.go_on()
+    expect(window.answer().locator(".body > .text")).to_have_text("Part one. Part two.")
+    tokens = window.kept()["provenance"]["tokens"]
+    assert "".join(token["piece"] for token in tokens) == "Part one. Part two."
+
+
 def test_an_answer_that_the_server_does_not_know_yet_is_asked_for_again(window: Window) -> None:
     """A router passes a request on only once its model is loaded."""
     window.expected = ("404", "503")

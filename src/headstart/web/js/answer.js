@@ -8,6 +8,8 @@ const LOADING_PAUSE = 700; // milliseconds between two tries
 // 404: an answer of which nothing was seen may be on its way; 503: its model is loaded, for ten minutes at most
 const TRIES = { 404: 4, 503: 860 };
 
+/** @typedef {import("./tree.js").Message} Message */
+
 /** One answer while it arrives. */
 export class Answer {
   version = 0; // counts how often it began anew
@@ -30,18 +32,28 @@ export class Answer {
   startedAt = performance.now();
   firstTokenAt = 0;
 
-  /** @param {import("./tree.js").Message} [begun] what there is of it already */
-  constructor(begun) {
-    this.content = begun?.content ?? "";
-    this.reasoning = begun?.reasoning ?? "";
-    if (begun?.provenance) this.provenance.add(begun.provenance);
+  /**
+   * @param {Message} [known] what there is of it already
+   * @param {Message} [begun] the answer that it continues: its own stream has nothing of that
+   */
+  constructor(known, begun) {
+    this.begun = begun;
+    this.content = known?.content ?? "";
+    this.reasoning = known?.reasoning ?? "";
+    if (known?.provenance) this.provenance.add(known.provenance);
   }
 
   /** Forget all of it, because it comes again from its beginning. */
   restart() {
-    const { version, provenance } = this;
+    const { version, provenance, begun } = this;
     provenance.clear();
-    Object.assign(this, new Answer(), { version: version + 1, provenance, startedAt: NaN }); // when it began is not known here
+    if (begun?.provenance) provenance.add(begun.provenance);
+    Object.assign(this, new Answer(begun, begun), { version: version + 1, provenance, startedAt: NaN }); // when it began is not known here
+  }
+
+  /** Whether its stream brought a token. */
+  get hasBegun() {
+    return this.provenance.starts.length > (this.begun?.provenance?.tokens.length ?? 0);
   }
 
   /** Tokens a second so far. */
@@ -118,7 +130,7 @@ export async function follow(id, answer, signal, onChange) {
       return onChange();
     } catch (error) {
       const status = error instanceof ApiError ? error.status : 0;
-      const isComing = status === 503 || (status === 404 && !answer.provenance.starts.length);
+      const isComing = status === 503 || (status === 404 && !answer.hasBegun);
       if (!isComing || signal.aborted) throw error;
       if (!left[status]--) throw status === 503 ? new ApiError(status, words.stillBusy(/** @type {Error} */ (error).message)) : error;
     }

@@ -84,7 +84,7 @@ export class Chat {
       conversation.running = null; // it had ended when the page was left
       return store.saveConversation(conversation);
     }
-    const resumed = this.generations.resume(conversation, message);
+    const resumed = this.generations.resume(conversation, message, tree.get(message.continues ?? ""));
     this.refresh(message);
     await resumed;
   }
@@ -221,7 +221,8 @@ export class Chat {
   async proceed(cut) {
     if (this.isRunning) return;
     const message = newMessage(this, cut.parent, "assistant", cut.content);
-    await this.generate(message, new Answer(cut), [...messagesBefore(cut, this), { role: "assistant", content: cut.content }], this);
+    message.continues = cut.id;
+    await this.generate(message, new Answer(cut, cut), [...messagesBefore(cut, this), { role: "assistant", content: cut.content }], this);
   }
 
   /**

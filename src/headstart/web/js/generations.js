@@ -49,9 +49,14 @@ export class Generations {
     await this.finish(generation, (onChange) => run(request, answer, generation.stopping.signal, onChange, message.id));
   }
 
-  /** Follow an answer that was running when the page was left. @param {Conversation} conversation @param {Message} message */
-  async resume(conversation, message) {
-    const generation = this.begin(conversation, message, new Answer(message));
+  /**
+   * Follow an answer that was running when the page was left.
+   * @param {Conversation} conversation
+   * @param {Message} message
+   * @param {Message} [begun] the answer that it continues
+   */
+  async resume(conversation, message, begun) {
+    const generation = this.begin(conversation, message, new Answer(message, begun));
     await this.finish(generation, (onChange) => follow(message.id, generation.answer, generation.stopping.signal, onChange));
   }
 
@@ -149,7 +154,7 @@ export class Generations {
       try {
         await follow(message.id, answer, signal, onChange);
       } catch (later) {
-        const neverBegan = later instanceof ApiError && later.status === 404 && !answer.provenance.starts.length;
+        const neverBegan = later instanceof ApiError && later.status === 404 && !answer.hasBegun;
         if (!neverBegan) throw later;
         await produce(onChange);
       }
