@@ -10,10 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from tests.page.support import Window, expect, worker_that_writes, writes
 from tests.page.test_speed import COUNT, TAKE
 from tests.server.fake_worker import HOLD, FakeWorker
 from tests.server.server_process import Server, until
+
+from headstart.server import kept_streams
 
 if TYPE_CHECKING:
     from playwright.sync_api import CDPSession, Page, Route
@@ -228,6 +231,43 @@ def test_a_continued_answer_keeps_its_beginning_when_the_page_is_loaded_again(wi
     expect(window.answer().locator(".body > .text")).to_have_text("Part one. Part two.")
     tokens = window.kept()["provenance"]["tokens"]
     assert "".join(token["piece"] for token in tokens) == "Part one. Part two."
+
+
+@pytest.mark.parametrize("num_missed", [1, 100])
+def test_an_answer_whose_beginning_the_server_dropped_goes_on_from_the_known_part(
+    window: Window, monkeypatch: pytest.MonkeyPatch, num_missed: int
+) -> None:
+    """Where more than that is gone, it is said, and what is known stays."""
+    window.expected = ("400",)
+    monkeypatch.setattr(kept_streams, "KEPT_BYTES", 20_000)
+    begun, missed = "Half of it. " * 20, "The rest. " * num_missed
+    worker = FakeWorker(lambda one: [*writes(begun)(one)[:-1], HOLD, *writes(missed)(one)])
+    page = window.show(worker)
+    window.ask("Go on", wait=False)
+    until(lambda: window.kept().get("content") == begun, "its beginning is kept")
+    url = page.url
+    page.goto("about:blank")
+    if num_missed > 1:
+        worker.go_on()
+        until(lambda: not worker.is_busy, "it was written unseen")
+    page.goto(url)
+    window.is_ready()
+    worker.go_on()
+    answer = window.answer()
+    text = begun + missed if num_missed == 1 else begun
+    expect(answer.locator(".body > .text")).to_have_text(text.strip())
+    if num_missed > 1:
+        expect(answer.locator(".note")).to_contain_text("no longer has all that came after this")
+
+
+def test_a_stream_without_an_end_is_not_taken_for_an_answer(window: Window) -> None:
+    window.expected = ("404",)
+    chunk = json.dumps({"choices": [{"index": 0, "delta": {"content": "Half of it"}}]})
+    page = window.show()
+    page.route("**/completions", lambda route: route.fulfill(body=f"data: {chunk}\n\n"))
+    answer = window.ask("Go on")
+    expect(answer).to_contain_text("Half of it")
+    expect(answer.locator(".note")).to_contain_text("no longer has the rest of this answer")
 
 
 def test_an_answer_that_the_server_does_not_know_yet_is_asked_for_again(window: Window) -> None:

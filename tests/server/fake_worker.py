@@ -172,6 +172,10 @@ class FakeWorker:
                 deliver(step)
                 await asyncio.sleep(0)
 
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._tasks)
+
     async def report(self) -> WorkerReport:
         return self.current_report
 

@@ -291,6 +291,9 @@ async def test_streams_belong_to_their_tenant_and_keep_their_newest_bytes():
     pieces = [piece async for piece in long.read(1 << 20)]
     assert (sum(map(len, pieces)), {*map(len, pieces)}) == (4 << 20, {PIECE_BYTES})
     assert (long.num_bytes, long.num_dropped) == (5 << 20, 1 << 20)
+    [late] = [piece async for piece in long.read()]  # does not look like an end
+    assert late.startswith(b'\n\ndata: {"error":')
+    assert b"the first 1048576 bytes of the stream are gone" in late
     assert streams.find("b", "long") is None
     streams.stop("b", "long")
     assert streams.find("a", "long")

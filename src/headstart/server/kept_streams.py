@@ -25,12 +25,13 @@ from starlette.types import Message
 
 from headstart.server import sse
 from headstart.server.body import Body, check_length
-from headstart.server.errors import ApiError, shorten, wrong_value
+from headstart.server.errors import ApiError, error_body, shorten, wrong_value
 from headstart.server.routing import Routes
 from headstart.structures.tenants import caller_of
 from headstart.types.errors import RequestError
 
 KEPT_SECONDS = 300  # after a stream's end
+KEPT_BYTES = 4 << 20  # of each stream, the newest
 MAX_STREAM_BYTES = 256 << 20  # of all tenants' finished streams; a short one counts as a piece
 PIECE_BYTES = 1 << 16  # per read of a stream: a client that stops reading holds one
 
@@ -72,7 +73,7 @@ class KeptStream:
     async def send(self, message: Message) -> None:
         """ASGI's `send`: keeps the body."""
         self.data += message.get("body", b"")
-        if (excess := len(self.data) - (4 << 20)) > 0:  # drop the start
+        if (excess := len(self.data) - KEPT_BYTES) > 0:  # drop the start
             del self.data[:excess]
             self.num_dropped += excess
         self._wake_readers()
@@ -107,11 +108,17 @@ class KeptStream:
         self._changed = asyncio.Event()
 
     def response(self, start: int = 0) -> Response:
-        """All bytes from `start` on, in pieces, including future ones."""
+        """All bytes from `start` on, in pieces, including future ones.
+
+        Raises:
+            RequestError: they are not all kept.
+        """
+        if start < self.num_dropped:
+            raise self._gap()
         return StreamingResponse(self.read(start), media_type=self.media_type, headers=sse.HEADERS)
 
     async def read(self, start: int = 0) -> AsyncIterator[bytes]:
-        """The pieces of `response`."""
+        """The pieces of `response`; for a reader that is too slow, an error event is the last."""
         while (at := start - self.num_dropped) >= 0:
             if chunk := bytes(self.data[at : at + PIECE_BYTES]):
                 start += len(chunk)
@@ -120,6 +127,11 @@ class KeptStream:
                 return
             else:
                 await self._changed.wait()
+        # line breaks end an event that was cut, or the error would become part of it
+        yield b"\n\n" + sse.event(error_body(self._gap()))
+
+    def _gap(self) -> RequestError:
+        return RequestError(f"the first {self.num_dropped} bytes of the stream are gone")
 
 
 class KeptStreams:
@@ -214,8 +226,6 @@ async def resume_stream(http: HttpRequest) -> Response:
         raise ApiError(404, f"there is no stream of {shorten(name[1])}, or no longer")
     if not (start.isascii() and start.isdigit() and len(start) < 16):
         raise wrong_value("from", start, "a number of bytes")
-    if int(start) < stream.num_dropped:
-        raise RequestError(f"the first {stream.num_dropped} bytes of the stream are gone")
     return stream.response(int(start))
 
 

@@ -17,13 +17,20 @@ test("events come out whole, however the bytes are cut", async () => {
       },
     });
     const found = [];
-    for await (const value of readEvents(stream)) found.push(value);
+    const places = [];
+    const place = { bytes: 0, isOver: false };
+    for await (const value of readEvents(stream, place)) {
+      found.push(value);
+      places.push(place.bytes);
+    }
     assert.deepEqual(found, [{ a: "ö" }, { b: 2 }]);
+    assert.ok(place.isOver);
+    assert.equal(new TextDecoder().decode(bytes.slice(places[0], places[0] + 9)), 'data: {"b');
   }
 });
 
 test("what is behind the last event stays", () => {
-  assert.deepEqual(splitEvents("data: 1\n\ndata: 2"), { data: ["1"], rest: "data: 2" });
+  assert.deepEqual(splitEvents("data: 1\n\ndata: 2"), { events: [{ data: "1", bytes: 9 }], rest: "data: 2" });
 });
 
 function shownParts(written, ...shown) {

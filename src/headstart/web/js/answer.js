@@ -13,6 +13,7 @@ const TRIES = { 404: 4, 503: 860 };
 /** One answer while it arrives. */
 export class Answer {
   version = 0; // counts how often it began anew
+  place = { bytes: 0, isOver: false }; // in its stream
   content = "";
   reasoning = "";
   /** @type {{id: string, name: string, arguments: string}[]} */
@@ -38,6 +39,7 @@ export class Answer {
    */
   constructor(known, begun) {
     this.begun = begun;
+    this.knownBytes = known?.streamed ?? 0; // of its stream
     this.content = known?.content ?? "";
     this.reasoning = known?.reasoning ?? "";
     if (known?.provenance) this.provenance.add(known.provenance);
@@ -45,15 +47,15 @@ export class Answer {
 
   /** Forget all of it, because it comes again from its beginning. */
   restart() {
-    const { version, provenance, begun } = this;
+    const { version, place, provenance, begun } = this;
     provenance.clear();
     if (begun?.provenance) provenance.add(begun.provenance);
-    Object.assign(this, new Answer(begun, begun), { version: version + 1, provenance, startedAt: NaN }); // when it began is not known here
+    Object.assign(this, new Answer(begun, begun), { version: version + 1, place, provenance, startedAt: NaN }); // when it began is not known here
   }
 
   /** Whether its stream brought a token. */
   get hasBegun() {
-    return this.provenance.starts.length > (this.begun?.provenance?.tokens.length ?? 0);
+    return this.content !== (this.begun?.content ?? "") || this.provenance.starts.length > (this.begun?.provenance?.tokens.length ?? 0);
   }
 
   /** Tokens a second so far. */
@@ -102,15 +104,18 @@ export class Answer {
  */
 export async function run(body, answer, signal, onChange, id) {
   const whole = { ...body, stream: true, provenance: true, return_progress: true, return_metrics: true };
-  for await (const chunk of stream("v1/chat/completions", whole, signal, id ? { "X-Conversation-Id": id } : {})) {
+  answer.place = { bytes: 0, isOver: false };
+  for await (const chunk of stream("v1/chat/completions", whole, signal, id ? { "X-Conversation-Id": id } : {}, answer.place)) {
     answer.take(chunk);
     onChange();
   }
+  if (!answer.place.isOver) throw new Error(words.noEnd);
   onChange();
 }
 
 /**
- * Follow an answer that the server still writes, or wrote not long ago, from its beginning.
+ * Follow an answer that the server still writes, or wrote not long ago: from where its stream was read to,
+ * else from its beginning, else, where the server has dropped that, from where the known part ends.
  * @param {string} id
  * @param {Answer} answer
  * @param {AbortSignal} signal
@@ -118,19 +123,26 @@ export async function run(body, answer, signal, onChange, id) {
  */
 export async function follow(id, answer, signal, onChange) {
   const left = { ...TRIES };
+  const { place } = answer;
   for (;;) {
     try {
-      let isFirst = true;
-      for await (const chunk of stream(`v1/stream?conv_id=${id}&from=0`, null, signal)) {
+      let isFirst = !place.bytes;
+      for await (const chunk of stream(`v1/stream?conv_id=${id}&from=${place.bytes}`, null, signal, {}, place)) {
         if (isFirst) answer.restart();
         isFirst = false;
         answer.take(chunk);
         onChange();
       }
+      if (!place.isOver) throw new Error(words.noEnd);
       return onChange();
     } catch (error) {
       const status = error instanceof ApiError ? error.status : 0;
       const isComing = status === 503 || (status === 404 && !answer.hasBegun);
+      if (status === 400 && !place.bytes && answer.knownBytes) {
+        place.bytes = answer.knownBytes;
+        continue;
+      }
+      if (status === 400) throw new ApiError(status, words.behind);
       if (!isComing || signal.aborted) throw error;
       if (!left[status]--) throw status === 503 ? new ApiError(status, words.stillBusy(/** @type {Error} */ (error).message)) : error;
     }
@@ -139,6 +151,6 @@ export async function follow(id, answer, signal, onChange) {
 }
 
 /** End an answer that goes on without us. @param {string} id */
-export async function end(id) {
+export async function endAnswer(id) {
   await remove(`v1/stream?conv_id=${id}`);
 }

@@ -63,13 +63,14 @@ export async function remove(path) {
  * @param {any} body null for GET
  * @param {AbortSignal} signal
  * @param {Record<string, string>} [headers]
+ * @param {import("./sse.js").Place} [place] moves on with each value
  * @returns {AsyncGenerator<any>}
  */
-export async function* stream(path, body, signal, headers = {}) {
+export async function* stream(path, body, signal, headers = {}, place) {
   const options = body === null ? {} : posted(body, headers);
   const response = await request(body === null ? ofModel(path) : path, { ...options, signal });
   if (!response.body) throw new ApiError(502, words.noBody);
-  for await (const value of readEvents(response.body)) {
+  for await (const value of readEvents(response.body, place)) {
     if (value.error) throw new ApiError(value.error.code ?? 500, value.error.message);
     yield value;
   }

@@ -1,6 +1,6 @@
 /** Answers that are being written. They go on whichever conversation is open, and after a reload. */
 
-import { Answer, end, follow, run } from "./answer.js";
+import { Answer, endAnswer, follow, run } from "./answer.js";
 import { ApiError } from "./api.js";
 import { toast } from "./dom.js";
 import { paced } from "./frames.js";
@@ -65,7 +65,7 @@ export class Generations {
     const generation = this.running.get(id);
     if (!generation) return;
     generation.stopping.abort();
-    end(generation.message.id).catch(() => {});
+    endAnswer(generation.message.id).catch(() => {});
   }
 
   /** Stop what nobody wants to keep. @param {string} id of a conversation */
@@ -122,7 +122,11 @@ export class Generations {
     try {
       await this.insist(generation, produce, onChange);
     } catch (error) {
-      end = generation.stopping.signal.aborted ? { state: "stopped" } : { state: "failed", failure: failureText(error) };
+      end = { state: "stopped" };
+      if (!generation.stopping.signal.aborted) {
+        end = { state: "failed", failure: failureText(error) };
+        endAnswer(message.id).catch(() => {}); // it could go on unseen
+      }
     }
     clearTimeout(saving);
     removeEventListener("pagehide", save);
@@ -179,6 +183,7 @@ function copyAnswer(message, answer) {
   message.metrics = answer.metrics;
   message.counterfactual = answer.counterfactual;
   message.seed = answer.seed;
+  message.streamed = answer.place.bytes || answer.knownBytes;
   return message;
 }
 

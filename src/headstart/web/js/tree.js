@@ -16,6 +16,7 @@
  * @property {number} [baselineMs] what a step without a draft cost then
  * @property {"running" | "done" | "stopped" | "failed"} [state] of an answer
  * @property {string} [continues] id of the answer that was cut off and is its beginning
+ * @property {number} [streamed] bytes of its stream that it holds
  * @property {string} [failure]
  * @property {string} [finish] why it ended
  * @property {number} [seed]

@@ -67,6 +67,8 @@ export const words = {
   stopped: "Angehalten.", lost: "Der Server wurde neu gestartet und hat den Rest dieser Antwort nicht mehr.",
   cutOff: "Abgeschnitten an der Grenze der Token oder des Kontexts.",
   stillBusy: (why) => `Zehn Minuten lang wieder gefragt; der Server sagt noch immer: ${why}`,
+  behind: "Der Server hat nicht mehr alles, was hierauf folgte; darum wurde die Antwort hier beendet.",
+  noEnd: "der Strom endete vor der Antwort",
   broke: (why) => `Die Antwort brach ab: ${why}`,
   processing: (percent, total) => `Prompt wird verarbeitet: ${percent} von ${total} Token`,
   answered: (text) => `Antwort: ${text}`,

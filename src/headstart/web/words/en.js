@@ -66,6 +66,8 @@ export const words = {
   stopped: "Stopped.", lost: "The server was restarted and no longer has the rest of this answer.",
   cutOff: "Cut off at the limit of tokens or of the context.",
   stillBusy: (/** @type {string} */ why) => `Asked for again for ten minutes; the server still says: ${why}`,
+  behind: "The server no longer has all that came after this, so the answer was ended here.",
+  noEnd: "the stream ended before the answer did",
   broke: (/** @type {string} */ why) => `The answer broke off: ${why}`,
   processing: (/** @type {string} */ percent, /** @type {string} */ total) => `Prompt processing: ${percent} of ${total} tokens`,
   answered: (/** @type {string} */ text) => `Answer: ${text}`,
