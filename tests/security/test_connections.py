@@ -209,13 +209,11 @@ def test_thousands_of_pipelined_requests_are_refused(client):
 def test_the_start_tells_when_too_few_files_may_be_opened(monkeypatch, caplog):
     monkeypatch.setattr("headstart.structures.system.resource.setrlimit", lambda *_: None)
     monkeypatch.setattr("headstart.structures.system.resource.getrlimit", lambda _: (256, 256))
-    affordable.cache_clear()  # asked once a process
-    assert affordable(1000) == 192
+    config = ServerConfig(max_connections=1000)
+    assert affordable(config, 1).max_connections == 192
     assert "ulimit -n" in caplog.text
-    affordable.cache_clear()
     monkeypatch.setattr("headstart.structures.system.resource.getrlimit", lambda _: (70, 70))
-    assert affordable(1000) == 16
-    affordable.cache_clear()
+    assert affordable(config, 1).max_connections == 16
 
 
 @pytest.mark.parametrize("size", [1, 300_000])

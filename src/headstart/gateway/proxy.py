@@ -22,8 +22,10 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
+from headstart.config import ServerConfig
 from headstart.gateway.upstream import Connection, head_of
 from headstart.server.body import HEADER
+from headstart.server.connections import affordable
 from headstart.server.errors import error_body, log_failure
 from headstart.server.kept_streams import KeptStream, KeptStreams
 from headstart.server.sse import event as sse_event
@@ -226,6 +228,11 @@ class Proxy:
         except (OSError, UnicodeError):  # a time-out is one; a name may be none
             raise BackendError(f"{backend.name} cannot be reached", was_sent=False) from None
         return connection
+
+
+def in_front(server: ServerConfig) -> ServerConfig:
+    """Settings of a server in front of others: each of its connections has one to a backend."""
+    return affordable(server, num_files=2)
 
 
 async def _relay(answer: Connection, send: Send, tap: Tap | None) -> None:

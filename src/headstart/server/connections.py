@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import cache
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from headstart.config import ServerConfig
 from headstart.server.errors import ApiError, error_response
 from headstart.structures.system import allow_files
 from headstart.types.errors import CapacityError, HeadstartError
@@ -218,16 +219,16 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.write("\r\n".join([*lines, "", ""]).encode() + bytes(response.body))
 
 
-@cache
-def affordable(wanted: int, num_files: int = 1) -> int:
-    """Connections of so many files each that the limit on open files allows, after raising it as
-    far as permitted.
+def affordable(config: ServerConfig, num_files: int) -> ServerConfig:
+    """The settings with no more connections, of so many files each, than the limit on open files
+    allows, after raising it as far as permitted.
     """
+    wanted = config.max_connections
     others = 64  # other open files: models, pipes, the log
     needed = num_files * wanted + others
     files = allow_files(needed)
     if files is None or files >= needed:
-        return wanted
+        return config
     left = max(16, (files - others) // num_files)
     log.warning(
         "this process may open %d files, so it accepts %d connections instead of %d; allow %d "
@@ -237,4 +238,4 @@ def affordable(wanted: int, num_files: int = 1) -> int:
         wanted,
         needed,
     )
-    return left
+    return replace(config, max_connections=left)

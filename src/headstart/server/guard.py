@@ -19,7 +19,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headstart.config import ServerConfig
 from headstart.server import errors, extra_routes
-from headstart.server.connections import affordable
 from headstart.server.errors import INERT, ApiError, error_response
 from headstart.server.extra_routes import Extra
 from headstart.server.page import POLICY, page, page_files
@@ -67,7 +66,7 @@ class Guard:
         self._why_not_ready = why_not_ready
         self._running: Counter[str] = Counter()  # requests by tenant
         self._body_bytes = Counter[str]()  # bytes of their bodies
-        self._max_running = affordable(config.max_connections)
+        self._max_running = config.max_connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

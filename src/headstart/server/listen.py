@@ -52,7 +52,8 @@ def serve(
     """
     failures: list[Exception] = []
     addresses: list[str] = []
-    config = extra_routes.applied(extras, config)
+    num_files = 1 if config.path is None else 2  # a slow reader of --path keeps its file open
+    config = affordable(extra_routes.applied(extras, config), num_files)
 
     def on_loaded(error: Exception | None) -> None:
         if error is None:
@@ -109,10 +110,9 @@ def run(server: uvicorn.Server, config: ServerConfig, announce: Callable[[str], 
 
 def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     """uvicorn's settings for the app."""
-    num_files = 1 if config.path is None else 2  # a slow reader of --path keeps its file open
     protocol: Any = partial(
         LimitedProtocol,
-        max_connections=affordable(config.max_connections, num_files),
+        max_connections=config.max_connections,
         timeout=float(config.timeout),
     )
     return uvicorn.Config(

@@ -12,7 +12,7 @@ from headstart.config import ServerConfig
 from headstart.gateway.balancer.app import create_app
 from headstart.gateway.balancer.fleet import Fleet
 from headstart.gateway.balancer.options import RoutingOptions
-from headstart.gateway.proxy import Backend
+from headstart.gateway.proxy import Backend, in_front
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class GatewayActor:
         self._fleet = Fleet()
 
     def __serve_build_asgi_app__(self) -> Any:
-        return create_app(self._server, self._fleet, self._options, watch=self._watch)
+        return create_app(in_front(self._server), self._fleet, self._options, watch=self._watch)
 
     async def _watch(self) -> None:
         """Follow what Ray starts and stops."""

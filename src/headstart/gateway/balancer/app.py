@@ -18,7 +18,7 @@ from headstart.gateway.balancer import health
 from headstart.gateway.balancer.fleet import Fleet
 from headstart.gateway.balancer.options import BalancerOptions, RoutingOptions
 from headstart.gateway.balancer.routing import Routing, by_backends_keys
-from headstart.gateway.proxy import Backend, Proxy
+from headstart.gateway.proxy import Backend, Proxy, in_front
 from headstart.gateway.router.child import TENANT_HEADER
 from headstart.server import errors, kept_streams
 from headstart.server.body import read_object
@@ -132,7 +132,8 @@ def serve(options: BalancerOptions, config: Config) -> None:
         fleet.add(Backend(name=name, url=url, headers=headers))
     if not fleet.replicas:
         raise ConfigError("there is no backend; name each with --backend http://HOST:PORT")
-    settings = uvicorn_config(create_app(config.server, fleet, options), config.server)
+    server = in_front(config.server)
+    settings = uvicorn_config(create_app(server, fleet, options), server)
     settings.timeout_graceful_shutdown = options.drain_seconds
     count = len(fleet.replicas)
     servers = f"{count} server{'s' * (count > 1)}"
@@ -140,4 +141,4 @@ def serve(options: BalancerOptions, config: Config) -> None:
     def announce(url: str) -> None:
         print(f"Headstart listens on {url}. It passes requests to {servers}.", flush=True)
 
-    run(uvicorn.Server(settings), config.server, announce)
+    run(uvicorn.Server(settings), server, announce)

@@ -13,6 +13,7 @@ from typing import Any
 
 from headstart.config import Config
 from headstart.config.logs import start_logging
+from headstart.gateway.proxy import in_front
 from headstart.gateway.router.app import create_app
 from headstart.gateway.router.downloads import ModelStore
 from headstart.gateway.router.listing import OwnRoutes, ReadPresets
@@ -46,7 +47,8 @@ def serve(
     limits = LoadLimits(config.router.models_max, memory)
     pool = Pool(presets, limits, measure=partial(estimate, dict(memory)))
     extras = extra_routes.load_extras(config.tools, os.environ)
-    config = replace(config, server=extra_routes.applied(extras, config.server))
+    server_config = in_front(extra_routes.applied(extras, config.server))
+    config = replace(config, server=server_config)
     app = create_app(OwnRoutes(config, pool, read_presets, store, settings), extras)
 
     async def stop() -> None:

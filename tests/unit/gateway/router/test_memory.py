@@ -5,13 +5,18 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import uvicorn
 from tests.unit.gateway.router.fakes import FakeStore, preset
 
 from headstart.app import demo
 from headstart.app.cli.serve import COMMAND
-from headstart.config import Config, RouterConfig
+from headstart.config import Config, RouterConfig, ServerConfig
+from headstart.gateway.balancer import app as balancer
+from headstart.gateway.balancer.options import BalancerOptions
+from headstart.gateway.router import serve as router
 from headstart.gateway.router.pooled_model import LOADED, LoadLimits, PooledModel, parse_memory
 from headstart.gateway.router.presets import MAIN, PROCESS_BYTES, Estimate, ModelPreset
 from headstart.gateway.router.serve import estimate, read_estimate, serve
@@ -161,6 +166,18 @@ def test_more_models_at_the_start_than_may_be_loaded_stop_the_start() -> None:
     config = Config(router=RouterConfig(models_max=2))
     with pytest.raises(ConfigError, match="3 models have load-on-startup"):
         serve(config, lambda: presets, FakeStore())
+
+
+def test_a_gateway_accepts_as_many_connections_as_it_has_files_for_both_sides(monkeypatch) -> None:
+    monkeypatch.setattr("headstart.structures.system.resource.getrlimit", lambda _: (264, 264))
+    served = list[tuple[uvicorn.Server, ServerConfig]]()
+    for gateway in (balancer, router):
+        monkeypatch.setattr(gateway, "run", lambda server, own, _: served.append((server, own)))
+    balancer.serve(BalancerOptions(backend="http://10.0.0.2"), Config())
+    serve(Config(), list, FakeStore())
+    for server, own in served:
+        protocol: Any = server.config.http
+        assert protocol.keywords["max_connections"] == own.max_connections == 100
 
 
 def test_memory_that_is_no_number_stops_the_start() -> None:
