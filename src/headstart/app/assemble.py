@@ -316,12 +316,8 @@ def serve(config: Config, settings: Sequence[Mapping[str, Any]], parent: Parent)
         from headstart.server.extra_routes import load_extras
 
         # a router takes its port and runs tools itself
-        server = config.server
-        if models.projector is not None:
-            # images take more
-            server = replace(server, max_body_mb=max(64, server.max_body_mb))
         listen.serve(
-            server,
+            config.server.with_images() if models.projector else config.server,
             worker,
             lambda: replace(load_served_model(config, models), settings=settings),
             partial(_announce, parent, config, models),

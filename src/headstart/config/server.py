@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headstart.config.fields import option
 from headstart.types.errors import ConfigError
@@ -62,7 +62,9 @@ class ServerConfig:
         30, "seconds between comments in a silent stream; 0 or -1: none", least=-1
     )
     max_body_mb: int = option(
-        4, "largest accepted request body in MiB; with --mmproj at least 64", least=1
+        4,
+        "largest accepted request body in MiB; at least 64 with --mmproj and in front of servers",
+        least=1,
     )
     timeout: int = option(
         3600,
@@ -110,6 +112,10 @@ class ServerConfig:
             raise ConfigError(
                 f"--api-prefix is {self.api_prefix!r} but must start with a slash, as /llm"
             )
+
+    def with_images(self) -> ServerConfig:
+        """Settings for requests with images, which are larger."""
+        return replace(self, max_body_mb=max(64, self.max_body_mb))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -231,8 +231,10 @@ class Proxy:
 
 
 def in_front(server: ServerConfig) -> ServerConfig:
-    """Settings of a server in front of others: each of its connections has one to a backend."""
-    return affordable(server, num_files=2)
+    """Settings of a server in front of others, which may take images: each of its connections has
+    one to a backend.
+    """
+    return affordable(server.with_images(), num_files=2)
 
 
 async def _relay(answer: Connection, send: Send, tap: Tap | None) -> None:

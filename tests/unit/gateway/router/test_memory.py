@@ -168,7 +168,7 @@ def test_more_models_at_the_start_than_may_be_loaded_stop_the_start() -> None:
         serve(config, lambda: presets, FakeStore())
 
 
-def test_a_gateway_accepts_as_many_connections_as_it_has_files_for_both_sides(monkeypatch) -> None:
+def test_a_gateway_has_files_for_both_sides_of_a_connection_and_takes_images(monkeypatch) -> None:
     monkeypatch.setattr("headstart.structures.system.resource.getrlimit", lambda _: (264, 264))
     served = list[tuple[uvicorn.Server, ServerConfig]]()
     for gateway in (balancer, router):
@@ -178,6 +178,7 @@ def test_a_gateway_accepts_as_many_connections_as_it_has_files_for_both_sides(mo
     for server, own in served:
         protocol: Any = server.config.http
         assert protocol.keywords["max_connections"] == own.max_connections == 100
+        assert own.max_body_mb == 64
 
 
 def test_memory_that_is_no_number_stops_the_start() -> None:
