@@ -94,6 +94,27 @@ test("what was exported comes back under other ids", () => {
   assert.equal(back.conversation.system, "S");
 });
 
+test("attachments, tool calls, model and settings come back, and what is wrong with them does not", () => {
+  const call = { id: "c", name: "f", arguments: "{}", result: "42" };
+  const file = { name: "a.txt", text: "plan" };
+  const picture = { name: "p.png", image: "data:image/png;base64,AA" };
+  const wrong = [null, 1, { name: "x" }, { name: 1, text: "x" }, { name: "x", image: "https://evil.example/x.png" }];
+  const messages = [
+    { ...message("q", null, "user"), attachments: [file, picture, ...wrong] },
+    { ...message("a", "q", "assistant", 1), toolCalls: [call, null, { id: "c" }], state: "done", model: "m", reasoning: 1, finish: "stop" },
+    { ...message("b", "q", "assistant", 2), state: "failed", failure: "why" },
+    { ...message("d", "q", "assistant", 3), state: "running" },
+    { ...message("e", "q", "assistant", 4), toolCalls: [{ ...call, result: undefined }], state: "done" },
+  ];
+  const [{ conversation, messages: back }] = importText(exportText([{ conversation: { id: "c", settings: { temperature: "0", top_k: 1 } }, messages }]));
+  assert.deepEqual(conversation.settings, { temperature: "0" });
+  assert.deepEqual(back[0].attachments, [file, picture]);
+  assert.deepEqual(back[1].toolCalls, [call]);
+  assert.deepEqual([back[1].model, back[1].finish, back[1].reasoning], ["m", "stop", undefined]);
+  assert.deepEqual(back.map(({ state }) => state), [undefined, "done", "failed", "stopped", "stopped"]); // a file offers no command to run
+  assert.equal(back[2].failure, "why");
+});
+
 test("foreign files are refused and foreign fields left out", () => {
   assert.throws(() => importText("{}"), /no exported conversations/);
   assert.throws(() => importText("x"), /not JSON/);
