@@ -39,6 +39,12 @@ FILL = """async (count) => {
     settings: {}, running: null, queued: null });
   await saveMessages(...list);
 }"""
+# whether the newest conversation has four messages, and nothing is written any more
+IS_ANSWERED = """(async () => {
+  const { listConversations, loadMessages } = await import(new URL("js/store.js", location.href));
+  const [{ id, running }] = await listConversations();
+  return !running && (await loadMessages(id)).size >= 4;
+})()"""
 # from now on, the browser ends behind the transaction that next writes a conversation
 END = """() => {
   const { put } = IDBObjectStore.prototype;
@@ -87,8 +93,20 @@ def test_what_is_sent_meanwhile_is_asked_when_the_answer_is_over(window: Window)
     window.ask("Second question", wait=False)
     page.locator("#queued", has_text="Second question").wait_for()
     assert len(worker.requests) == 1
+    other = page.context.new_page()  # follows the same answer
+    other.goto(page.url)
+    other.locator(".message.assistant.running", has_text="Done.").wait_for()
+    other.locator("#queued", has_text="Second question").wait_for()
     worker.go_on()
+    expect(other.locator(".message.running")).to_have_count(0)
+    expect(other.locator("#queued")).to_be_hidden()
+    window.until(IS_ANSWERED)
+    page.reload()
+    window.is_ready()
     page.locator(".message.user", has_text="Second question").wait_for()
+    expect(page.locator(".message.user")).to_have_count(2)
+    expect(page.locator(".count")).to_have_count(0)  # no other version of it
+    assert len(worker.requests) == 2
     expect(window.answer()).to_contain_text("Done.")
     expect(page.locator("#queued")).to_be_hidden()
     assert b"Second question" in bytes(worker.requests[1].prompt)

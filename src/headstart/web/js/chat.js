@@ -39,7 +39,7 @@ export class Chat {
     this.views = new Map();
     /** @type {string | null} the conversation that the user chose last; it may still be loading */
     this.chosen = null;
-    this.generations = new Generations(server, (generation) => this.views.get(generation.message.id)?.update(generation.answer), (generation) => this.onEnd(generation));
+    this.generations = new Generations(server, (generation) => this.views.get(generation.message.id)?.update(generation.answer), (generation, queued) => this.onEnd(generation, queued));
     this.composer = new Composer(server, {
       send: (said) => this.say(said),
       stop: () => this.stop(),
@@ -243,8 +243,8 @@ export class Chat {
     await generated;
   }
 
-  /** @param {import("./generations.js").Generation} generation */
-  async onEnd({ conversation, message }) {
+  /** @param {import("./generations.js").Generation} generation @param {Promise<Said | null>} taken what is sent next */
+  async onEnd({ conversation, message }, taken) {
     void this.server.update();
     const isOpen = conversation.id === this.conversation.id;
     if (isOpen) {
@@ -253,12 +253,13 @@ export class Chat {
       announce(message.state === "done" ? words.answered(message.content.slice(0, 400)) : message.failure ?? words.stopped);
     }
     await this.refreshList();
-    const { queued } = conversation;
-    if (!queued || (message.state !== "done" && !isOpen)) return;
-    conversation.queued = null;
+    const queued = await taken; // null: nothing, or another tab sends it
+    const isUsed = message.state === "done" || isOpen;
+    conversation.queued = isUsed ? null : queued;
     if (isOpen) this.composer.showQueued(null);
+    if (!queued) return;
     if (message.state === "done") await this.ask(queued, message.id, isOpen ? this : { conversation, tree: await store.loadMessages(conversation.id) });
-    else this.composer.putBack(queued);
+    else if (isOpen) this.composer.putBack(queued);
     await store.saveConversation(conversation);
   }
 

@@ -26,7 +26,7 @@ export class Generations {
   /**
    * @param {import("./server.js").Server} server
    * @param {(generation: Generation) => void} onChange called so often that all is shown, but not more
-   * @param {(generation: Generation) => void} onEnd
+   * @param {(generation: Generation, queued: Promise<Conversation["queued"]>) => void} onEnd with what is sent next
    */
   constructor(server, onChange, onEnd) {
     this.server = server;
@@ -138,9 +138,9 @@ export class Generations {
     // it is over for the browser's database, for the user and for us at the same moment
     Object.assign(message, end);
     conversation.running = null;
-    store.saveConversation(conversation).catch(() => {});
+    const queued = store.endRunning(conversation, message.id).catch(() => conversation.queued);
     draw.flush();
-    this.onEnd(generation);
+    this.onEnd(generation, queued);
   }
 
   /**

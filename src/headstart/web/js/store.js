@@ -74,6 +74,26 @@ export async function saveConversation(conversation, ...list) {
   });
 }
 
+/**
+ * Say that a conversation's answer is over. Of several tabs that follow it, only the first gets what is sent next.
+ * @param {Conversation} conversation
+ * @param {string} id of the answer
+ * @returns {Promise<Conversation["queued"]>}
+ */
+export async function endRunning(conversation, id) {
+  /** @type {Conversation["queued"]} */
+  let queued = null;
+  await within("readwrite", (conversations) => {
+    const request = conversations.get(conversation.id);
+    request.onsuccess = () => {
+      if (request.result?.running !== id) return; // another tab was first
+      queued = request.result.queued;
+      conversations.put({ ...conversation, running: null, queued: null });
+    };
+  });
+  return queued;
+}
+
 /** @param {Message[]} list */
 export async function saveMessages(...list) {
   await within("readwrite", (_, messages) => void list.forEach((message) => messages.put(packed(message))));
