@@ -10,19 +10,15 @@ let wasGiven = false;
 export function askForKey() {
   const dialog = byId("key-dialog");
   const field = byId("key");
-  byId("key-problem").textContent = wasGiven ? words.wrongKey : "";
-  field.value = "";
-  dialog.showModal();
+  let isGiven = false; // Escape closes the dialog too, but nothing goes on without a key
+  const show = () => {
+    byId("key-problem").textContent = wasGiven ? words.wrongKey : "";
+    field.value = "";
+    dialog.showModal();
+  };
+  show();
   return new Promise((resolve) => {
-    byId("key-form").addEventListener(
-      "submit",
-      (/** @type {Event} */ event) => {
-        event.preventDefault();
-        wasGiven = true;
-        dialog.close();
-        resolve(field.value.trim());
-      },
-      { once: true },
-    );
+    byId("key-form").onsubmit = () => (wasGiven = isGiven = true);
+    dialog.onclose = () => (isGiven ? resolve(field.value.trim()) : show());
   });
 }
