@@ -10,7 +10,7 @@ let wasGiven = false;
 export function askForKey() {
   const dialog = byId("key-dialog");
   const field = byId("key");
-  let isGiven = false; // Escape closes the dialog too, but nothing goes on without a key
+  let isGiven = false; // a key that a header can hold; Escape closes the dialog too, but nothing goes on without a key
   const show = () => {
     byId("key-problem").textContent = wasGiven ? words.wrongKey : "";
     field.value = "";
@@ -18,7 +18,10 @@ export function askForKey() {
   };
   show();
   return new Promise((resolve) => {
-    byId("key-form").onsubmit = () => (wasGiven = isGiven = true);
+    byId("key-form").onsubmit = () => {
+      wasGiven = true;
+      isGiven = /^[\x20-\x7e\x80-\xff]+$/.test(field.value);
+    };
     dialog.onclose = () => (isGiven ? resolve(field.value.trim()) : show());
   });
 }
