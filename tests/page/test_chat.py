@@ -10,6 +10,9 @@ from typing import Any
 from tests.page.support import Window, expect, worker_that_writes
 from tests.server.fake_worker import FakeWorker, say
 
+# Escape that ends the input of a Japanese word, for instance
+COMPOSE = """() => document.querySelector("#prompt").dispatchEvent(
+  new KeyboardEvent("keydown", { key: "Escape", isComposing: true, bubbles: true }))"""
 ANSWER = ("A **bold** word.\n\n", ("```python\nprint(1)\n", "suffix"), "```\n\nDone.")
 
 
@@ -25,13 +28,24 @@ def test_an_answer_streams_and_is_shown_as_markdown(window: Window) -> None:
 
 def test_text_appears_before_the_answer_is_over_and_stop_ends_it(window: Window) -> None:
     worker = worker_that_writes("The beginning", hold=True)
-    window.show(worker)
+    page = window.show(worker)
     answer = window.ask("Go on", wait=False)
     answer.get_by_text("The beginning").wait_for()
+    stops: list[str] = []
+    page.on("request", lambda one: stops.append(one.url) if one.method == "DELETE" else None)
+    page.get_by_role("button", name="Edit and ask again").click()  # what Escape closes is closed
+    page.get_by_role("textbox", name="Your message").press("Escape")
+    page.get_by_role("button", name="Settings", exact=True).click()
+    page.get_by_label("System prompt").press("Escape")
+    page.get_by_role("button", name="More on Go on").click()
+    page.get_by_role("menuitem", name="Rename").press("Escape")
+    expect(page.get_by_role("menuitem")).to_have_count(0)
+    page.evaluate(COMPOSE)
     window.page.get_by_role("button", name="Stop", exact=True).click()
     assert worker.cancelled.get(timeout=10)
     expect(window.answer()).to_contain_text("Stopped.")
     expect(window.page.get_by_role("button", name="Send")).to_be_visible()
+    assert len(stops) == 1
 
 
 def test_asking_again_and_editing_make_versions_to_walk_between(window: Window) -> None:

@@ -115,6 +115,6 @@ function startConversations() {
       event.preventDefault();
       begin();
     }
-    if (event.key === "Escape" && !event.defaultPrevented && byId("settings").hidden) chat.stop();
+    if (event.key === "Escape" && !event.isComposing && !event.defaultPrevented && byId("settings").hidden) chat.stop();
   });
 }

@@ -12,6 +12,10 @@ export function openMenu(button, entries) {
   );
   const menu = h("div", { popover: "auto", role: "menu", class: "menu" }, items);
   menu.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
+    if (event.key === "Escape") {
+      event.preventDefault(); // it stops no answer
+      menu.hidePopover();
+    }
     const step = event.key === "ArrowDown" ? 1 : event.key === "ArrowUp" ? -1 : 0;
     if (!step) return;
     event.preventDefault();

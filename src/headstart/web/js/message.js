@@ -178,7 +178,11 @@ export class MessageView {
           actions.edit(message, area.value);
         },
         onkeydown: (/** @type {KeyboardEvent} */ event) => {
-          if (event.key === "Escape") end();
+          if (event.isComposing) return;
+          if (event.key === "Escape") {
+            event.preventDefault(); // it stops no answer
+            end();
+          }
           if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) actions.edit(message, area.value);
         },
       },

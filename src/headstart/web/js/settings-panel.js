@@ -19,7 +19,9 @@ export class SettingsPanel {
     this.button.addEventListener("click", () => this.toggle());
     byId("close-settings").addEventListener("click", () => this.toggle());
     this.panel.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
-      if (event.key === "Escape") this.toggle();
+      if (event.key !== "Escape" || event.isComposing) return;
+      event.preventDefault(); // it stops no answer
+      this.toggle();
     });
   }
 

@@ -86,9 +86,10 @@ export class Sidebar {
       type: "text", value: one.title, "aria-label": words.titleName,
       onblur: () => end(true),
       onkeydown: (/** @type {KeyboardEvent} */ event) => {
+        event.stopPropagation();
+        if (event.isComposing) return;
         if (event.key === "Enter") end(true);
         if (event.key === "Escape") end(false);
-        event.stopPropagation();
       },
     });
     fill(row, field);
