@@ -168,6 +168,10 @@ def test_a_failure_is_said_where_the_answer_would_be(window: Window) -> None:
     window.page.get_by_role("button", name="Settings", exact=True).click()
     window.page.get_by_label("Most tokens", exact=True).fill("-5")
     expect(window.ask("Question").locator(".note")).to_contain_text("max_tokens")
+    error = {"error": {"message": "no properties today"}}
+    window.page.route("**/props", lambda route: route.fulfill(status=500, json=error))
+    window.reload()
+    expect(window.page.locator("#status.problem")).to_have_text("no properties today")
 
 
 MARKDOWN = r"""5. five

@@ -30,7 +30,7 @@ export class Server {
 
   /** Wait until requests can be answered, and learn what the server says of itself. */
   refresh() {
-    return (this.waiting ??= this.wait().finally(() => (this.waiting = null)));
+    return (this.waiting ??= this.wait().catch((error) => say(error.message, true)).finally(() => (this.waiting = null)));
   }
 
   async wait() {
