@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from headstart.scheduler.disk_cache import SECONDS_PER_BYTE, SPEED_RATE
 from headstart.types.report import Counters
 
 STEP_SECONDS = 0.003  # time for copies in a step; what takes no longer delays nobody
@@ -12,6 +11,24 @@ LEAST_TOKENS = 32
 # share by which a price falls each time that nothing is copied because of it: the next dozens are
 # not copied, then it is measured again
 FORGETTING = 0.01
+SECONDS_PER_BYTE = 1e-9  # at first, from the disk and to the cache
+SPEED_RATE = 0.3  # of the moving average
+
+
+class Price:
+    """Measured seconds of a kind of copy."""
+
+    def __init__(self, seconds: float = SECONDS_PER_BYTE, least_rise: float = 0.0) -> None:
+        self.seconds, self._least_rise = seconds, least_rise
+
+    def observe(self, seconds: float) -> None:
+        """Update from a copy; limited, because machine or disk may have paused meanwhile."""
+        more = min(seconds - self.seconds, max(self._least_rise, self.seconds))
+        self.seconds += SPEED_RATE * more
+
+    def fall(self) -> None:
+        """Forget a little, because nothing was copied at this price."""
+        self.seconds *= 1.0 - FORGETTING
 
 
 class CopyPrices:
@@ -22,22 +39,10 @@ class CopyPrices:
         a prompt from the cache has one, which takes as long as dozens.
         """
         self._counters = counters
-        self.seconds_per_byte = SECONDS_PER_BYTE  # back into the cache
+        self.restoring = Price()  # per byte, back into the cache
         # of a block to main memory: of a prompt, and of an answer, whose cells lie between those of
         # other answers
-        self._block_seconds = [0.0, 0.0]
-
-    def observe_block(self, seconds: float, is_answer: bool) -> None:
-        """Update from the copy of a block to main memory."""
-        known = self._block_seconds[is_answer]
-        # limited: the machine may have paused meanwhile
-        more = min(seconds - known, max(STEP_SECONDS, known))
-        self._block_seconds[is_answer] += SPEED_RATE * more
-
-    def observe_restore(self, seconds_per_byte: float) -> None:
-        """Update from a copy back."""
-        known = self.seconds_per_byte
-        self.seconds_per_byte += SPEED_RATE * min(seconds_per_byte - known, known)
+        self.blocks = Price(0.0, STEP_SECONDS), Price(0.0, STEP_SECONDS)
 
     def pays(self, num_tokens: int, is_answer: bool) -> bool:
         """Whether a block is copied within a step's time, or copying it, and back, takes less time
@@ -45,19 +50,21 @@ class CopyPrices:
         20 ms for 64 tokens of an answer beside seven others, 9 to decode them. If not, the price
         falls a little.
         """
-        seconds = self._block_seconds[is_answer]
-        pays = seconds <= STEP_SECONDS or self.saves_time(num_tokens, 2.0 * seconds)
+        price = self.blocks[is_answer]
+        pays = price.seconds <= STEP_SECONDS or self.saves_time(num_tokens, 2.0 * price.seconds)
         if not pays:
-            self._block_seconds[is_answer] *= 1.0 - FORGETTING
+            price.fall()
         return pays
 
-    def restoring_pays(self, num_gained: int, num_bytes: float) -> bool:
-        """Whether copying that many bytes back takes less time than decoding their tokens; if not,
-        the price falls a little.
+    def restoring_pays(self, num_gained: int, num_bytes: float, *reading: Price) -> bool:
+        """Whether copying that many bytes back, after `reading` them, takes less time than decoding
+        their tokens; if not, the prices fall a little.
         """
-        pays = self.saves_time(num_gained, num_bytes * self.seconds_per_byte)
+        prices = (self.restoring, *reading)
+        pays = self.saves_time(num_gained, num_bytes * sum(price.seconds for price in prices))
         if not pays and num_gained >= LEAST_TOKENS:
-            self.seconds_per_byte *= 1.0 - FORGETTING
+            for price in prices:
+                price.fall()
         return pays
 
     def saves_time(self, num_gained: int, copying: float) -> bool:

@@ -33,6 +33,7 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import Any
 
+from headstart.scheduler.copy_prices import Price
 from headstart.scheduler.prompt_store import StoredBlock, StoredPrompt
 from headstart.structures.checkpoints import Data
 from headstart.structures.prompt_files import (
@@ -56,8 +57,6 @@ LEAST_FREE = 1 << 30  # bytes of disk space that are left free
 LOOK_SECONDS = 10.0  # between listings of the folder while there is room: others may use it
 RETRY_SECONDS = 60.0  # after a file could not be written
 _TARGET = "target"  # key of the target's cache among the caches in a file
-# speed of copies, from the disk and to the cache: prior, and rate of the moving average
-SECONDS_PER_BYTE, SPEED_RATE = 1e-9, 0.3
 
 
 class DiskCache:
@@ -86,7 +85,7 @@ class DiskCache:
         self._by_age: defaultdict[str, list[tuple[float, int, StoredFile]]] = defaultdict(list)
         self._look_at = 0.0  # when to list the folder again
         self._worked = 0.0  # seconds of the writer's thread up to its last pause
-        self._seconds_per_byte = SECONDS_PER_BYTE
+        self.reading = Price()  # per byte, into main memory
         self._writer = start_threads("disk-writer", low_priority=True)
         self._reader = start_threads("disk-reader")
         self._unread = TenantQueue[tuple[Future[StoredPrompt | None], str, Sequence[StoredFile]]]()
@@ -110,10 +109,6 @@ class DiskCache:
         is_too_old = last_used <= self._too_old.get(owner_of(namespace), 0.0)
         most = self._most_bytes if time.monotonic() < self.retry_at else self._max_bytes
         return num_bytes < most and not is_too_old
-
-    def reading_seconds(self, files: Sequence[StoredFile]) -> float:
-        """Estimated seconds to read files into main memory, from measured reads."""
-        return sum(file.num_bytes for file in files) * self._seconds_per_byte
 
     def put(self, prompt: StoredPrompt) -> bool:
         """Write a prompt in the background. Returns False if it is private, known or too large, if
@@ -291,8 +286,7 @@ class DiskCache:
             others, num_bytes = caches, num_bytes + file.num_bytes
         if not blocks:
             return None
-        seconds = (time.perf_counter() - started) / num_bytes
-        self._seconds_per_byte += SPEED_RATE * (seconds - self._seconds_per_byte)
+        self.reading.observe((time.perf_counter() - started) / num_bytes)
         self._counts.update(num_restored=1, num_tokens_restored=len(text))
         ending = f" {self._drafters}"  # files may come from servers with other draft models
         known = {n.removesuffix(ending): data for n, data in others.items() if n.endswith(ending)}

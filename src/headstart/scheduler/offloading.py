@@ -247,10 +247,10 @@ class Offloading:
         length = self._usable(files[-1].keys, files[-1].length, min(length, len(tokens) - 1))
         num_known = max(num_shared(cells, sequence) for cells in self._cells)
         num_known = max(num_known, self.store.find(namespace, tokens)[1])
-        copying = disk.reading_seconds(files) + num_bytes * self._prices.seconds_per_byte
-        if not self._prices.saves_time(length - num_known, copying):
+        if not self._prices.restoring_pays(length - num_known, num_bytes, disk.reading):
             return _NOTHING
-        sequence.load_by = self._clock() + PATIENCE_SECONDS + 4.0 * copying
+        reading = num_bytes * disk.reading.seconds
+        sequence.load_by = self._clock() + PATIENCE_SECONDS + 4.0 * reading
         return disk.load(namespace, files, sequence.tenant)
 
     def keep(self, cells: Cells) -> bool:
@@ -322,7 +322,7 @@ class Offloading:
             began = self._looked
             blocks.append(StoredBlock(start, end, self._engine.save_block(seq_id, start, end)))
             has_time = self.take_time()
-            self._prices.observe_block(self._looked - began, is_answer)
+            self._prices.blocks[is_answer].observe(self._looked - began)
         return blocks
 
     def find(self, sequence: Sequence, num_cached: int) -> tuple[StoredPrompt | None, int]:
@@ -379,7 +379,7 @@ class Offloading:
         if num_restored := cells.length - before:
             self._counters.prompt_tokens_restored += num_restored
             num_bytes = stored.num_bytes * num_restored / len(stored.tokens)
-            self._prices.observe_restore((self._clock() - started) / num_bytes)
+            self._prices.restoring.observe((self._clock() - started) / num_bytes)
         return is_there
 
     def _num_own(self, cells: Cells) -> int:

@@ -19,7 +19,7 @@ from tests.unit.scheduler.conversations import ask, conversation, with_system_pr
 
 from headstart.app.cli.main import main
 from headstart.scheduler import disk_cache
-from headstart.scheduler.copy_prices import CopyPrices
+from headstart.scheduler.copy_prices import CopyPrices, Price
 from headstart.scheduler.disk_cache import DiskCache
 from headstart.scheduler.prompt_store import StoredBlock, StoredPrompt
 from headstart.scheduler.scheduler import Scheduler
@@ -92,11 +92,11 @@ def stored(number: int, num_bytes: int = 1000, namespace: str = "") -> StoredPro
 
 
 @pytest.fixture(autouse=True)
-def reading_seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+def reading(monkeypatch: pytest.MonkeyPatch) -> Price:
     """What a file's way to main memory is said to take: this disk's speed decides nothing here."""
-    seconds = {"all": 0.0}
-    monkeypatch.setattr(DiskCache, "reading_seconds", lambda self, file: seconds["all"])
-    return seconds
+    price = Price(0.0)
+    monkeypatch.setattr(disk_cache, "Price", lambda: price)
+    return price
 
 
 @pytest.fixture
@@ -115,10 +115,10 @@ def test_a_prompt_is_not_read_again_after_a_restart(cache_kind: CacheKind, tmp_p
     assert texts(tmp_path) == 5  # a longer one replaces what it continues
 
 
-def test_where_reading_the_prompt_again_is_faster_it_is_read_again(folder, reading_seconds) -> None:
+def test_where_reading_the_prompt_again_is_faster_it_is_read_again(folder, reading: Price) -> None:
     scheduler = started(folder)
     ask(scheduler, conversation(5))  # how fast that is
-    reading_seconds["all"] = 1e9
+    reading.seconds = 1e9
     assert ask(scheduler, conversation(1, 1)) == [120]
     assert settled(scheduler.cache.offloading.disk).report().num_restored == 0
 

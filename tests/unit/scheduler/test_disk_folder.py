@@ -32,6 +32,7 @@ from tests.unit.scheduler.test_disk_cache import (
 )
 
 from headstart.scheduler import disk_cache, offloading
+from headstart.scheduler.copy_prices import Price
 from headstart.scheduler.disk_cache import DiskCache
 from headstart.scheduler.prompt_store import StoredPrompt
 from headstart.scheduler.scheduler import Scheduler
@@ -176,7 +177,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
 def listing(tmp_path: Path, answers: Event, monkeypatch: pytest.MonkeyPatch) -> Scheduler:
     """One that has just started, with a conversation in its folder."""
     answers.set()
-    monkeypatch.setattr(DiskCache, "reading_seconds", lambda self, file: 0.0)
+    monkeypatch.setattr(disk_cache, "Price", lambda: Price(0.0))
     served(tmp_path, conversation(1))
     answers.clear()
     scheduler = make_scheduler(Model(context_size=1024), parallel=2)

@@ -34,10 +34,10 @@ from tests.unit.scheduler.test_disk_cache import (
 from tests.unit.scheduler.test_failures import act
 
 from headstart.scheduler import disk_cache, offloading
-from headstart.scheduler.disk_cache import DiskCache
+from headstart.scheduler.copy_prices import Price
 from headstart.scheduler.prompt_store import StoredBlock, StoredPrompt
 from headstart.structures.prompt_files import read_prompt, write_prompt
-from headstart.types import CacheKind, SavedState
+from headstart.types import Batch, CacheKind, SavedState
 from headstart.worker.loop import write_idle
 
 
@@ -181,7 +181,7 @@ def test_a_text_that_is_lost_counts_once_though_main_memory_has_its_beginning(
 
 def test_no_request_waits_long_for_a_disk_that_does_not_answer(tmp_path, monkeypatch) -> None:
     served(tmp_path, conversation(1), conversation(2))
-    monkeypatch.setattr(DiskCache, "reading_seconds", lambda self, files: 0.0)
+    monkeypatch.setattr(disk_cache, "Price", lambda: Price(0.0))
     answers = Event()
     monkeypatch.setattr(disk_cache, "read_prompt", lambda path: answers.wait(60))
     scheduler = started(tmp_path)
@@ -196,6 +196,31 @@ def test_no_request_waits_long_for_a_disk_that_does_not_answer(tmp_path, monkeyp
     submit_all(scheduler, [conversation(2, 1)], 3)  # which begins at once
     answers.set()
     assert len(scheduler.running) == 2
+
+
+def test_prompts_are_read_from_the_disk_after_it_paused_once(tmp_path, monkeypatch) -> None:
+    """It seemed slow from then on, and so nothing was measured again."""
+    served(tmp_path, *(long(number) for number in range(4)))
+    clock, pauses, engine = Clock(), [1e3], Model(context_size=1024)
+    launch = engine.launch
+
+    def launch_slowly(batch: Batch) -> None:
+        clock.now += 0.001 * batch.num_rows
+        launch(batch)
+
+    def read_with_a_pause(path: Path) -> object:
+        clock.now += pauses.pop() if pauses else 0.0
+        return read_prompt(path)
+
+    engine.launch = launch_slowly
+    monkeypatch.setattr(disk_cache, "read_prompt", read_with_a_pause)
+    timed = SimpleNamespace(**vars(time) | {"perf_counter": clock})
+    monkeypatch.setattr(disk_cache, "time", timed)
+    scheduler = make_scheduler(engine, parallel=1, clock=clock)
+    scheduler.cache.offloading.use_disk(cache(tmp_path))
+    read = ask(scheduler, conversation(9), *(long(number) for number in range(4)))
+    assert not pauses
+    assert read == [100, 1, 1, 1, 1]
 
 
 def test_a_prompt_beyond_its_tenant_s_share_keeps_no_other_tenant_s_off_the_disk(tmp_path) -> None:
@@ -214,7 +239,7 @@ def test_a_prompt_beyond_its_tenant_s_share_keeps_no_other_tenant_s_off_the_disk
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "too many open files"), MemoryError()])
 def test_a_file_that_cannot_be_read_now_is_there_later(tmp_path, monkeypatch, error) -> None:
     served(tmp_path, conversation(1))
-    monkeypatch.setattr(DiskCache, "reading_seconds", lambda self, files: 0.0)
+    monkeypatch.setattr(disk_cache, "Price", lambda: Price(0.0))
     with monkeypatch.context() as patch:
         patch.setattr(disk_cache, "read_prompt", Mock(side_effect=error))
         assert ask(started(tmp_path), conversation(1, 1)) == [120]

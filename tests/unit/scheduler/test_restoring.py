@@ -23,7 +23,7 @@ from tests.planted import fail_at, noted
 from tests.unit.scheduler.conversations import ask, conversation, long, stored_prompt, tiled
 
 from headstart.scheduler import sequence
-from headstart.scheduler.copy_prices import CopyPrices
+from headstart.scheduler.copy_prices import CopyPrices, Price
 from headstart.scheduler.prompt_store import PromptStore, StoredBlock
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.sequence import Cells
@@ -211,8 +211,8 @@ def test_no_prompt_is_lost_because_the_machine_paused_while_a_block_was_copied(n
     """The rest of that prompt, and the next dozens, were not copied."""
     prices = CopyPrices(Counters(prefill_rows=64, prefill_seconds=0.008))
     for _ in range(num_before):
-        prices.observe_block(0.002, is_answer=False)
-    prices.observe_block(0.2, is_answer=False)
+        prices.blocks[False].observe(0.002)
+    prices.blocks[False].observe(0.2)
     assert prices.pays(64, is_answer=False)
 
 
@@ -238,9 +238,10 @@ def test_prompts_are_restored_after_the_machine_paused_while_one_was(num_before:
     assert read[3:] == [1] * 9
 
 
-def test_the_first_guess_of_a_restore_s_price_is_tested_where_it_is_too_high() -> None:
+@pytest.mark.parametrize("reading", [(), (Price(2e-9),)], ids=["restored", "read and restored"])
+def test_a_price_that_is_too_high_for_a_restore_is_tested(reading: tuple[Price, ...]) -> None:
     prices = CopyPrices(Counters(prefill_rows=64, prefill_seconds=0.006))
-    pays = [prices.restoring_pays(640, 640 * 2**17) for _ in range(100)]
+    pays = [prices.restoring_pays(640, 640 * 2**17, *reading) for _ in range(150)]
     assert not pays[0]
     assert pays[-1]
 
