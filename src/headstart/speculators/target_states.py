@@ -72,6 +72,7 @@ class TargetStates:
         Returns False if they do not follow the known tokens: then everything is dropped, and rows
         begin here.
         """
+        self.drop_read()  # not later: if drafts are rejected, any state of this decode is the last
         is_known = position == self.length
         if not is_known:
             self._begin(position)
@@ -82,7 +83,6 @@ class TargetStates:
             self.tokens += tokens[again:]
         self.length = position + len(tokens)
         self._append(states)
-        self.drop_read()
         return is_known
 
     def truncate(self, length: int) -> None:

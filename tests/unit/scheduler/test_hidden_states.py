@@ -6,6 +6,7 @@ Without such a speculator no states are computed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -33,6 +34,7 @@ from headstart.speculators import Speculator
 from headstart.testing import ByteVocab
 from headstart.types import CacheKind
 from headstart.types.request import SlotAction
+from headstart.types.sampling_params import SamplingParams
 
 READERS: dict[str, Callable[[Model], Speculator]] = {
     "reader": StateReader,
@@ -116,6 +118,19 @@ def test_all_drafts_are_right_after_a_prompt_came_back_from_main_memory(make) ->
         run_checked(scheduler, [greedy(f"{turn}", [*prompt_of(turn % 2), *range(turn)])])
     assert scheduler.counters.prompts_restored >= 2
     assert_all_right(scheduler)
+
+
+def test_an_answer_made_again_behind_a_text_speculator_is_read_with_its_states() -> None:
+    """Rows of tokens that were expected to follow had been read, and others followed."""
+    engine = Model(3)
+    chain = [*make_speculators(["suffix"]), reader := mtp(engine)]
+    scheduler = make_scheduler(engine, chain, fixed(4), parallel=1)
+    for number in range(24):
+        sampling = SamplingParams(temperature=0.35, seed=number, ignore_eos=True)
+        request = greedy(f"{number}", prompt_of(number // 4, 40), 40)
+        run_checked(scheduler, [replace(request, sampling=sampling)])
+    assert not scheduler.drafting.speculators["mtp"].failure
+    assert reader.describe()["missing_states"] == 0
 
 
 @readers
