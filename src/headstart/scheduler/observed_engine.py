@@ -10,11 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
-import numpy as np
-
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.types import Batch, Bytes, DecodedStates, Engine, Logits, SavedState
-from headstart.types.media import PLACEHOLDER
 
 
 def observed(engine: Engine, speculators: Iterable[GuardedSpeculator]) -> Engine:
@@ -51,13 +48,12 @@ class ObservedEngine:
 
     def wait(self) -> Logits:
         batch, logits = self._batch, self._engine.wait()
-        end, tokens = batch.num_rows, batch.tokens
+        end = batch.num_rows
         while end and batch.seq_ids[end - 1] == self.padding_sequence:
             end -= 1
         states = {layer: rows[:end] for layer, rows in self._engine.hidden_states().items()}
-        if batch.media is not None:
-            tokens = np.full_like(tokens, PLACEHOLDER)
-        decoded = DecodedStates(batch.seq_ids[:end], batch.positions[:end], tokens[:end], states)
+        rows = batch.seq_ids[:end], batch.positions[:end], batch.tokens[:end]
+        decoded = DecodedStates(*rows, states)
         for reader in self._readers:
             reader.observe_states(decoded)
         return logits

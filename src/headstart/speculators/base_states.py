@@ -23,6 +23,7 @@ from headstart.speculators.target_states import TargetStates
 from headstart.text.vocabulary.draft_tokenizer import DraftBuilder, Preference
 from headstart.types import Batch, ContextFullError, DecodedStates, Draft, DraftRequest
 from headstart.types.engine import Bytes, DraftContext
+from headstart.types.media import readable
 
 CONTEXT_FULL = "draft context full"
 MERGED_ROWS = 8  # a draft with more rows to read than this may have to wait
@@ -206,7 +207,7 @@ class StateSpeculator(Speculator):
             at, end = max(start, self._first_row), start + len(rows)
             while at < end:
                 stop = min(end, at + batch.capacity - batch.num_rows)
-                tokens = states.tokens[at:stop] if batch.has_tokens else [0] * (stop - at)
+                tokens = readable(states.tokens[at:stop]) if batch.has_tokens else [0] * (stop - at)
                 batch.add_rows(states.ids[head], at, tokens, rows[at - start : stop - start])
                 added.append((states, stop))
                 at = stop

@@ -26,13 +26,15 @@ from tests.harness import (
     run_checked,
     submit_all,
 )
+from tests.pictures import Pictures
 from tests.states import KINDS, FakeHeads, StateReader, Sure, greedy, make_any, mtp, prompt_of
 
 from headstart.scheduler.observed_engine import ObservedEngine
 from headstart.scheduler.scheduler import Scheduler
-from headstart.speculators import Speculator
+from headstart.speculators import Speculator, base_states
 from headstart.testing import ByteVocab
 from headstart.types import CacheKind
+from headstart.types.media import MediaChunk
 from headstart.types.request import SlotAction
 from headstart.types.sampling_params import SamplingParams
 
@@ -131,6 +133,19 @@ def test_an_answer_made_again_behind_a_text_speculator_is_read_with_its_states()
         run_checked(scheduler, [replace(request, sampling=sampling)])
     assert not scheduler.drafting.speculators["mtp"].failure
     assert reader.describe()["missing_states"] == 0
+
+
+@heads
+def test_all_drafts_are_right_after_another_image_with_as_many_cells(num_heads, monkeypatch):
+    """Placeholders for its cells looked like the same text."""
+    monkeypatch.setattr(base_states, "readable", list)  # these heads check the cells themselves
+    scheduler = read_by(lambda engine: mtp(engine, num_heads), Sure(), parallel=1)
+    scheduler.media = Pictures()
+    for number in (3, 3, 6):
+        chunk = MediaChunk(bytes([number]), 17)
+        prompt = [*prompt_of(1, 20), *chunk.ids(), *prompt_of(2, 20)]
+        run_checked(scheduler, [replace(greedy(f"{number}", prompt), media=((20, chunk),))])
+    assert_all_right(scheduler)
 
 
 @readers
