@@ -49,7 +49,8 @@ def shift_context(sequence: Sequence, engine: Engine, vocab: Vocab) -> bool:
 def _cut(cells: Cells, engine: Engine, start: int, num_tokens: int) -> int:
     """Remove tokens from the cache; returns how many are left. The rest is decoded again."""
     if not engine.can_shift:
-        return engine.rewind(cells.seq_id, min(start, cells.num_exact))
+        length = engine.reusable(cells.seq_id, min(start, cells.num_exact))
+        return engine.rewind(cells.seq_id, length)
     if not engine.shift(cells.seq_id, start, start + num_tokens):  # no memory to shift in
         return 0
     cells.num_exact = min(cells.num_exact, start)

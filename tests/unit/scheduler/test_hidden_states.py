@@ -149,6 +149,16 @@ def test_all_drafts_are_right_after_another_image_with_as_many_cells(num_heads, 
 
 
 @readers
+@pytest.mark.parametrize("num_keep", [0, 5])
+def test_all_drafts_are_right_after_a_context_shift(make, num_keep: int) -> None:
+    engine = Sure(context_size=128)
+    scheduler = read_by(make, engine, parallel=1, context_shift=True)
+    request = replace(greedy("long", prompt_of(1), 200), num_keep=num_keep)
+    assert run(scheduler, [request])["long"].finish.truncated
+    assert_all_right(scheduler)
+
+
+@readers
 def test_all_drafts_are_right_after_a_preemption(make) -> None:
     scheduler = read_by(make, Sure(context_size=128, num_cells=160), parallel=3)
     run_checked(scheduler, [*(greedy(f"r{i}", prompt_of(i, 40), 40) for i in range(3))])
