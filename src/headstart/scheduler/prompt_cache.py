@@ -174,8 +174,8 @@ class PromptCache:
             self.offloading.store.use(stored, is_continued=is_continued)
         sequence.stored = None
         length = self._engine.reusable(cells.seq_id, min(cells.length, wanted))
-        if length < cells.length:
-            cells.length = self._engine.rewind(cells.seq_id, length)
+        # even if nothing is cut: speculators restored what they knew of the whole prompt
+        cells.length = self._engine.rewind(cells.seq_id, length)
         self._share_most(sequence, cells)
         if sequence.admitted is None:
             sequence.num_cached = cells.length

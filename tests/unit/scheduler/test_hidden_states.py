@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -35,7 +36,7 @@ from headstart.speculators import Speculator, base_states
 from headstart.testing import ByteVocab
 from headstart.types import CacheKind
 from headstart.types.media import MediaChunk
-from headstart.types.request import SlotAction
+from headstart.types.request import SlotAction, SpeculativeParams
 from headstart.types.sampling_params import SamplingParams
 
 READERS: dict[str, Callable[[Model], Speculator]] = {
@@ -133,6 +134,18 @@ def test_an_answer_made_again_behind_a_text_speculator_is_read_with_its_states()
         run_checked(scheduler, [replace(request, sampling=sampling)])
     assert not scheduler.drafting.speculators["mtp"].failure
     assert reader.describe()["missing_states"] == 0
+
+
+@pytest.mark.parametrize("num_common", [127, 128, 129])
+def test_the_beginning_of_a_prompt_from_main_memory_is_known_to_its_last_block(num_common) -> None:
+    """That of a prompt of which the heads had read nothing."""
+    scheduler = read_by(partial(mtp, context_size=512), Sure(context_size=512), parallel=1)
+    for number, size in ((1, 300), (2, 200)):
+        off = SpeculativeParams(n_max=0)
+        run(scheduler, [replace(greedy(f"{number}", prompt_of(number, size)), speculative=off)])
+    turn = greedy("turn", [*prompt_of(1, num_common), 9, 9, 4])
+    assert run(scheduler, [turn])["turn"].stats.num_cached == num_common
+    assert_all_right(scheduler)
 
 
 @heads
