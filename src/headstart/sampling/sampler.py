@@ -139,6 +139,8 @@ class Sampler:
         self, logits: NDArray[np.float32], position: int, legal: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """(ids, probabilities) after the filters; they sum to 1."""
+        if legal is not None and np.count_nonzero(legal) == 1:  # emitted even if it is banned
+            return legal.nonzero()[0].astype(np.int32), np.ones(1)
         ids, scores = self._survivors(logits, position, legal)
         weights = _weights(scores.astype(np.float64))
         if self.params.is_greedy:

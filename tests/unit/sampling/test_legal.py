@@ -17,7 +17,7 @@ from tests.unit.sampling.test_rule import LOGITS, NUM_DRAWS, SIZE, sampler, soft
 from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.triggers import FreeText, GrammarTokens
 from headstart.sampling.noise import gumbel
-from headstart.sampling.sampler import Sampler
+from headstart.sampling.sampler import Sampler, only
 from headstart.sampling.verify import emit
 from headstart.testing import FakeEngine
 from headstart.types.constraint import ThoughtMarks
@@ -129,6 +129,11 @@ def test_where_all_legal_tokens_are_banned_the_request_fails() -> None:
     banned = sampler(temperature=0.0, logit_bias={3: -np.inf, 5: -np.inf})
     with pytest.raises(RequestError, match="constraint ban all"):
         draw(banned, Legal([3, 5]), 1)
+
+
+def test_a_forced_token_has_a_probability_of_1_though_it_is_banned() -> None:
+    ids, probabilities = sampler(logit_bias={3: -np.inf}).probabilities(LOGITS, 0, only(3, SIZE))
+    assert (ids.tolist(), probabilities.tolist()) == ([3], [1.0])
 
 
 def test_drafts_do_not_change_a_constrained_text() -> None:
