@@ -104,6 +104,7 @@ class Probes:
     def end(self, number: int, num_running: int) -> None:
         """A request ended (one of `num_running`): charge its unrecovered catch-up."""
         self.called(number)
+        self.goal = 0.0  # it may have been the price of this request's text
         lost = self.unpaid / max(1, num_running)
         self.unpaid -= lost
         self.settle(-lost)

@@ -130,6 +130,16 @@ def test_what_was_saved_up_for_a_long_text_is_not_spent_on_a_short_one() -> None
     assert num_probes <= MOST_TRIALS + 1
 
 
+def test_a_model_that_is_off_is_probed_on_short_texts_though_a_long_one_was_too_dear() -> None:
+    probes, num_steps = Probes(balance=-600.0), 0
+    assert choose(probes, [1], [600.0]) is None
+    probes.end(1, 1)
+    while probes.savings < probes.goal or choose(probes, [2], [0.0]) is None:
+        probes.accrue()
+        num_steps += 1
+    assert num_steps < 2.0 / TRIAL_SHARE
+
+
 def test_drafts_that_lose_cost_a_small_share_of_the_time_whatever_is_expected_of_them() -> None:
     probes, num_drafts = Probes(), 0
     for _ in range(4000):
