@@ -58,7 +58,7 @@ class _Chains:
         self.clear(bits)
 
     def clear(self, bits: int) -> None:
-        bits = max(bits, 10)
+        bits = max(bits, 6)  # most namespaces have a text or two
         self.mask = (1 << bits) - 1
         # slot -> newest position; 0 = none. A memoryview reads a number faster than numpy.
         self.head = np.empty(1 << bits, np.int32).data

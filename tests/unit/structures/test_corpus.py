@@ -57,6 +57,15 @@ def test_memory_does_not_grow_with_what_was_forgotten() -> None:
     assert corpus.num_tokens <= 1000
 
 
+def test_a_namespace_with_one_short_text_takes_little_memory() -> None:
+    """A tenant with a LoRA per request had tables for 1,000 tokens for each of 11."""
+    corpus = SuffixCorpus()
+    for number in range(100):
+        corpus.add(range(number, number + 10), f"tenant {number}")
+        corpus.go_on()
+    assert corpus.num_bytes < 1000 * corpus.num_texts == 100_000
+
+
 def test_a_long_text_makes_room_for_itself_a_few_texts_a_step() -> None:
     """Issue 28: 4,800 short texts made room for a long one in 73 ms, for which all waited."""
     corpus = SuffixCorpus(capacity=10_000)
