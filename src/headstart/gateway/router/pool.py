@@ -56,6 +56,7 @@ class Pool:
         self._start_child, self._measure, self._clock = start, measure, clock
         self._tasks: set[asyncio.Task[None]] = set()
         self._exited = asyncio.Event()  # set, and replaced, whenever a child ended
+        self._outdated: set[PooledModel] = set()  # not loaded until a reload has their presets
         self.is_closed = False
 
     def find(self, name: str) -> PooledModel | None:
@@ -141,8 +142,12 @@ class Pool:
     async def reload(self, presets: Sequence[ModelPreset]) -> None:
         """Replace the presets; first unload running models that have changed or are gone."""
         new = {preset.name: preset for preset in presets}
-        while changed := [one for one in self.running() if one.preset != new.get(one.name)]:
+        changed = {one for one in self.models.values() if one.preset != new.get(one.name)}
+        self._outdated |= changed
+        try:
             await asyncio.gather(*map(self.unloaded, changed))
+        finally:
+            self._outdated -= changed
         for name in self.models.keys() - new.keys():
             gone = self.models.pop(name)
             self._end_wait(gone, BackendError(f"model {name} no longer exists"))
@@ -150,9 +155,10 @@ class Pool:
             model = self.models.setdefault(name, PooledModel(preset))
             if model.preset != preset:
                 model.failure = ""
-                model.estimate = model.estimate if model.is_running else None
+                model.estimate = None
             model.preset = preset
         self.tell("models_reload", "*")
+        self._advance()
 
     def tell(self, event: str, model: str, data: Mapping[str, Any] | None = None) -> None:
         self.num_told[event, str((data or {}).get("status", ""))] += 1
@@ -199,7 +205,7 @@ class Pool:
         """Load and unload what the queue needs now, in the order of arrival."""
         for model in self.models.values():
             model.is_draining = False  # until a waiting request sets it again
-        awaited = [one for one in self.models.values() if one.waiters]
+        awaited = [one for one in self.models.values() if one.waiters and one not in self._outdated]
         for model in sorted(awaited, key=lambda one: one.waits_since):
             if model.status == LOADING and not model.is_stopping:
                 continue
@@ -302,7 +308,7 @@ class Pool:
         self._set(model, UNLOADED, exit_code=model.exit_code)
         self._exited.set()
         self._exited = asyncio.Event()
-        if was_loading:
+        if was_loading and model not in self._outdated:
             reason = model.failure or "it was unloaded"
             idle = [one for one in self.models.values() if self._is_idle(one)]
             is_new = model.failure != model.costly_failure

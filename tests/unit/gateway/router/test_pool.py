@@ -265,6 +265,21 @@ async def test_a_reload_unloads_what_has_changed_and_forgets_what_is_gone(childr
     assert pool.models["b"].preset.ini == "[b]\nx = 1\n"
 
 
+@pytest.mark.parametrize("is_loading", [False, True])
+async def test_a_request_during_a_reload_has_the_model_with_its_new_settings(children, is_loading):
+    children.gate.clear() if is_loading else None
+    pool = pool_of(children, "a")
+    early = await begun(use(pool, "a"))
+    reload = asyncio.create_task(pool.reload([preset("a", arguments=("--x=1",))]))
+    while not pool.models["a"].is_stopping:
+        await asyncio.sleep(0)
+    asking = asyncio.create_task(use(pool, "a"))
+    children.gate.set()
+    await asyncio.gather(early, reload, asking)
+    assert children.log == ["a started", "a ended", "a started"]
+    assert pool.models["a"].preset.arguments == ("--x=1",)
+
+
 async def test_events_tell_what_happens(children) -> None:
     pool = pool_of(children, "a")
     queue = pool.events.listen()
