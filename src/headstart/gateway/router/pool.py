@@ -301,6 +301,9 @@ class Pool:
         is_wanted = model.is_stopping
         model.child = model.backend = None
         model.is_stopping = False
+        if model.expiry is not None:
+            model.expiry.cancel()
+            model.expiry = None
         model.failure = "" if is_wanted else model.failure or f"its process ended with code {code}"
         if model.failure:
             log.error("%s: %s", model.name, model.failure)
@@ -350,12 +353,19 @@ class Pool:
         self.tell(event, model.name, {"status": status, **data})
 
     def _expire_later(self, model: PooledModel) -> None:
-        if (seconds := model.preset.idle_seconds) is not None:
-            asyncio.get_running_loop().call_later(seconds, self._expire, model, model.last_used)
+        """Unload a model at the end of its time; a use meanwhile prolongs it."""
+        if (seconds := model.preset.idle_seconds) is not None and model.expiry is None:
+            left = max(0.0, model.last_used + seconds - self._clock())
+            model.expiry = asyncio.get_running_loop().call_later(left, self._expire, model, seconds)
 
-    def _expire(self, model: PooledModel, last_used: float) -> None:
-        if self._is_idle(model) and model.last_used == last_used:
+    def _expire(self, model: PooledModel, seconds: float) -> None:
+        model.expiry = None
+        if not self._is_idle(model):
+            return  # until it is released
+        if self._clock() - model.last_used >= seconds:
             self.unload(model)
+        else:
+            self._expire_later(model)
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)

@@ -32,6 +32,7 @@ class PooledModel:
     waiters: list[asyncio.Future[None]] = field(default_factory=list)  # requests until it is loaded
     waits_since: float = 0.0  # when the first of them came, by the loop's clock
     last_used: float = 0.0
+    expiry: asyncio.TimerHandle | None = None  # when it may have been idle for too long
     info: Mapping[str, Any] = field(default_factory=dict)  # by its server, as /v1/models lists it
     estimate: Estimate | None = None
     is_being_estimated: bool = False

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 
 import pytest
+from tests.planted import noted
 from tests.unit.gateway.router.fakes import FakeChildren, estimates, loaded, pool_of, preset, use
 
 from headstart.gateway.router.pooled_model import LOADED, SLEEPING, UNLOADED, PooledModel
@@ -250,10 +251,13 @@ async def test_a_sleeping_model_needs_room_to_wake_up(children) -> None:
     assert pool.models["a"].status == LOADED
 
 
-async def test_a_model_that_nobody_used_for_its_time_to_live_is_unloaded(children) -> None:
-    pool = pool_of(children, preset("a", idle_seconds=0.01), "b")
-    await use(pool, *"ab")
-    while loaded(pool) != {"b"}:
+async def test_a_model_that_is_idle_for_its_time_to_live_is_unloaded(children, monkeypatch) -> None:
+    timers = noted(monkeypatch, asyncio.get_running_loop(), "call_later")
+    a, c = (preset(name, idle_seconds=seconds) for name, seconds in (("a", 0.01), ("c", 9e4)))
+    pool = pool_of(children, a, "b", c)
+    await use(pool, *"abcccc")
+    assert sum(seconds > 8e4 for seconds, *_ in timers) == 1, "not one per request"
+    while loaded(pool) != {"b", "c"}:
         await asyncio.sleep(0.001)
 
 
