@@ -156,8 +156,11 @@ class OwnRoutes:
         return json_response({"success": True})
 
     async def unload(self, http: HttpRequest) -> Response:
-        """Unload a model; the answer does not wait for it."""
-        model = self._found(await self.named(http))
+        """Unload a model, or end its download; the answer does not wait for the former."""
+        name = await self.named(http)
+        if await self.downloads.cancel(str(name)):
+            return json_response({"success": True})
+        model = self._found(name)
         if not (model.is_running or self.pool.is_awaited(model)):
             raise ApiError(400, f"the model {model.name} is not running")
         self.pool.unload(model)

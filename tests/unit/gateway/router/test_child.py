@@ -202,6 +202,9 @@ async def test_a_download_can_be_cancelled_and_only_so_many_run_at_once(monkeypa
         for name, says in ((NAME, "already"), ("org/other", "1 models are being downloaded")):
             answer = await routed.client.post("/models", json={"model": name})
             assert (answer.status_code, says in answer.text) == (400, True)
+        ended = await routed.client.post("/models/unload", json={"model": NAME})
+        assert (ended.json(), await names(routed.client)) == ({"success": True}, {})
+        assert (await routed.client.post("/models", json={"model": NAME})).status_code == 200
         assert (await routed.client.delete("/models", params={"model": NAME})).status_code == 200
         events = await events_of(routed, until="model_remove")
         assert "download_failed" in [one["event"] for one in events]
