@@ -280,7 +280,7 @@ class Pool:
                 headers = {"authorization": f"Bearer {model.child.key}"}
                 model.backend = Backend(name=model.name, url=state["url"], headers=headers)
                 model.info, model.costly_failure = state.get("model", {}), ""
-                self._set(model, LOADED)
+                self._set(model, LOADED, info=model.info)
                 self._expire_later(model)
             case "loading":
                 stage = "text_model"  # the only stage of llama-server's that is reported
