@@ -76,24 +76,27 @@ class Forward:
             metrics = Response(render(self._pool), media_type="text/plain; version=0.0.4")
             await metrics(scope, receive, send)
             return
-        model = await self._model(http)
-        opening = partial(self._open, model, http)
-        await self.proxy.answer(http, send, opening, is_stream=http.method == "POST")
+        if http.method == "POST":
+            name, stream = await self._own.named(http)
+        else:
+            name, stream = http.query_params.get("model"), None
+        opening = partial(self._open, self._model(http, name), http)
+        # Ollama's are streams by default
+        is_stream = path.startswith("/api/") if stream is None else bool(stream)
+        await self.proxy.answer(http, send, opening, is_stream=is_stream)
 
-    async def _model(self, http: HttpRequest) -> PooledModel:
+    def _model(self, http: HttpRequest, name: object) -> PooledModel:
         """The model that a request names, if it may be used.
 
         Raises:
             ApiError: there is none, or it is not loaded and must not be.
         """
-        query = http.query_params
-        name = await self._own.named(http) if http.method == "POST" else query.get("model")
         if not isinstance(name, str) or not name:
             raise ApiError(400, "model name is missing from the request; GET /models lists them")
         model = self._pool.find(name)
         if model is None:
             raise ApiError(400, f"model {shorten(name)} not found; GET /models lists them")
-        autoload = query.get("autoload")
+        autoload = http.query_params.get("autoload")
         loads = autoload in ("1", "true") if autoload else self._own.config.router.models_autoload
         if not loads and not model.is_running:
             raise ApiError(400, f"the model {model.name} is not loaded; POST /models/load loads it")

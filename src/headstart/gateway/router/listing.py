@@ -75,15 +75,20 @@ class OwnRoutes:
         """
         await self.pool.reload(await asyncio.to_thread(self._read_presets))
 
-    async def named(self, http: HttpRequest) -> object:
-        """The field `model` of a request's body; None if it has none, or there is no body.
+    async def named(self, http: HttpRequest) -> tuple[object, object]:
+        """The fields `model` and `stream` of a request's body; None where it has none.
 
         Raises:
             RequestError: the body is not a JSON object, or exceeds the limits of structure.
             CapacityError: too many bodies are queued.
         """
         body, kind = await http.body(), http.headers.get("content-type", "")
-        return await off_loop(http, lambda: read_object(body, kind).get("model")) if body else None
+
+        def read() -> tuple[object, object]:
+            fields = read_object(body, kind) if body else {}
+            return fields.get("model"), fields.get("stream")
+
+        return await off_loop(http, read)
 
     def props(self) -> dict[str, Any]:
         """Properties of the router; with ?model= the model's server answers instead."""
@@ -120,7 +125,7 @@ class OwnRoutes:
 
     async def download(self, http: HttpRequest) -> Response:
         """Download a model of the hub; the answer does not wait for it."""
-        name = await self.named(http)
+        name, _ = await self.named(http)
         if not isinstance(name, str) or not name:
             raise ApiError(400, "model must be the name of a model of the hub, user/repo:QUANT")
         if self.pool.find(name) is not None:
@@ -149,7 +154,8 @@ class OwnRoutes:
 
     async def load(self, http: HttpRequest) -> Response:
         """Load a model; the answer does not wait for it."""
-        model = self._found(await self.named(http))
+        name, _ = await self.named(http)
+        model = self._found(name)
         if self.pool.is_awaited(model) or (model.is_running and not model.is_stopping):
             raise ApiError(400, f"the model {model.name} is already running")
         self.pool.load(model)
@@ -157,7 +163,7 @@ class OwnRoutes:
 
     async def unload(self, http: HttpRequest) -> Response:
         """Unload a model, or end its download; the answer does not wait for the former."""
-        name = await self.named(http)
+        name, _ = await self.named(http)
         if await self.downloads.cancel(str(name)):
             return json_response({"success": True})
         model = self._found(name)

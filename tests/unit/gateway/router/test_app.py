@@ -18,6 +18,7 @@ from headstart.gateway.router.app import create_app
 from headstart.server import sse
 
 PROMPT, NAMED = {"prompt": "a"}, {"X-Conversation-Id": "c"}
+STREAM = {"model": "a", "stream": True}
 
 
 class Echo:
@@ -80,7 +81,7 @@ async def status_of(client, name):
 
 
 async def test_the_stream_of_a_conversation_is_kept_from_before_its_model_is_loaded() -> None:
-    name, ask = {"X-Conversation-Id": "c::a"}, {"model": "a"} | PROMPT
+    name, ask = {"X-Conversation-Id": "c::a"}, STREAM | PROMPT
     stream, names = "/v1/stream?conv_id=c::a", {"conversation_ids": ["c"]}
     async with router("a", "b") as routed:
         client = routed.client
@@ -108,7 +109,7 @@ async def test_the_stream_of_a_conversation_is_kept_from_before_its_model_is_loa
 
 async def test_an_answer_that_is_no_stream_is_passed_on_and_not_kept() -> None:
     async with router("a") as routed:
-        said = await routed.client.post("/x", json={"model": "a"}, headers=NAMED)
+        said = await routed.client.post("/x", json=STREAM, headers=NAMED)
         assert said.json()["path"] == "/x"
         assert (await routed.client.get("/v1/stream?conv_id=c")).status_code == 404
 
@@ -296,8 +297,11 @@ async def test_a_model_that_streams_an_answer_is_busy() -> None:
 
 async def test_an_answer_that_continues_without_its_client_keeps_its_model_loaded() -> None:
     async with router("a", "b", max_models=1) as routed:
-        async with routed.client.stream("POST", "/v1/wait", json={"model": "a"}, headers=NAMED):
+        async with routed.client.stream("POST", "/v1/wait", json=STREAM, headers=NAMED):
             pass
+        await routed.client.post("/tokenize", json={"model": "a"}, headers=NAMED)  # is no stream
+        kept = {"conversation_ids": ["c"]}
+        assert (await routed.client.post("/v1/streams/lookup", json=kept)).json()
         other = asyncio.create_task(routed.client.post("/v1/completions", json={"model": "b"}))
         await asyncio.sleep(0.1)
         assert loaded(routed.pool) == {"a"}
@@ -381,7 +385,7 @@ async def test_few_requests_whose_clients_may_be_gone_wait_for_a_model(monkeypat
 
         async def ask(number: int, key: dict[str, str]) -> int:
             name = key | {"X-Conversation-Id": str(number)}
-            answer = await routed.client.post("/x", json={"model": "a"}, headers=name)
+            answer = await routed.client.post("/x", json=STREAM, headers=name)
             return answer.status_code
 
         loud = [asyncio.create_task(ask(number, one)) for number in range(4)]
