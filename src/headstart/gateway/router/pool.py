@@ -55,6 +55,7 @@ class Pool:
         self._limits = limits
         self._start_child, self._measure, self._clock = start, measure, clock
         self._tasks: set[asyncio.Task[None]] = set()
+        self._measuring = asyncio.Semaphore(2)  # each is a process with libllama
         self._exited = asyncio.Event()  # set, and replaced, whenever a child ended
         self._outdated: set[PooledModel] = set()  # not loaded until a reload has their presets
         self.is_closed = False
@@ -255,7 +256,8 @@ class Pool:
     async def _estimate(self, model: PooledModel) -> None:
         assert self._measure is not None
         try:
-            model.estimate = await self._measure(model.preset)
+            async with self._measuring:
+                model.estimate = await self._measure(model.preset)
             # the user's budget applies; for other devices the first estimate does
             budget = {**model.estimate.usable, **self._limits.budget}
             self._limits = replace(self._limits, budget=budget)

@@ -153,19 +153,20 @@ async def test_a_model_that_cannot_be_loaded_says_why_and_may_be_tried_again(chi
     assert not model.failure
 
 
-async def test_a_model_is_not_loading_while_only_its_size_is_asked(children) -> None:
-    asked = asyncio.Event()
+async def test_models_are_not_loading_while_their_sizes_are_asked_two_at_a_time(children) -> None:
+    asked, told = [], asyncio.Event()
 
     async def measure(preset):
-        await asked.wait()
-        return await estimates(a=1)(preset)
+        asked.append(preset.name)
+        await told.wait()
+        return await estimates(a=1, b=1, c=1)(preset)
 
-    pool = pool_of(children, "a", measure=measure)
-    waiting = await begun(use(pool, "a"))
-    assert (pool.models["a"].status, children.log) == (UNLOADED, [])
-    asked.set()
-    await waiting
-    assert loaded(pool) == {"a"}
+    pool = pool_of(children, *"abc", measure=measure)
+    waiting = [await begun(use(pool, name)) for name in "abc"]
+    assert (pool.models["a"].status, children.log, asked) == (UNLOADED, [], ["a", "b"])
+    told.set()
+    await asyncio.gather(*waiting)
+    assert loaded(pool) == {*"abc"}
 
 
 async def test_a_damaged_model_costs_no_other_its_place(children) -> None:
