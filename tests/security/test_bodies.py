@@ -29,7 +29,7 @@ from headstart.sampling import sampler
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler import admission
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.server import anthropic, chat, embeddings, media, ollama, responses, text
+from headstart.server import anthropic, chat, completions, embeddings, ollama, responses, text
 from headstart.server import body as body_module
 from headstart.speculators.base import Speculator
 from headstart.testing import FakeEngine
@@ -129,8 +129,8 @@ MANY = [{"role": "user", "content": [{"type": "text", "text": "a"}] * 4000}]
         ("/v1/messages/count_tokens", {"messages": MANY}, anthropic, "chat_body"),
         ("/api/chat", {"messages": MANY}, ollama, "chat_body"),
         ("/v1/responses", {"input": MANY}, responses, "chat_body"),
-        ("/completion", {"prompt": [97] * 40_000}, media, "prompt_media"),
-        ("/v1/completions", {"prompt": [97] * 40_000}, media, "prompt_media"),
+        ("/completion", {"prompt": [97] * 40_000}, completions, "prompt_media"),
+        ("/v1/completions", {"prompt": [97] * 40_000}, completions, "prompt_media"),
         ("/v1/embeddings", {"input": ["a"] * 20_000}, embeddings, "take_inputs"),
     ],
 )

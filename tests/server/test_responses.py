@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from tests.images import TINY_GIF, asking, image_part
 from tests.planted import threads_of
-from tests.server.fake_worker import HOLD, FakeWorker, say
+from tests.server.fake_worker import HOLD, INFO, FakeWorker, say
 from tests.server.serving import error_of, events_of, openai_of, served_model, serving
 from tests.server.test_tool_calls import TEMPLATE
 
@@ -19,7 +21,8 @@ from headstart.server import responses
 from headstart.server.response_dialect import ResponsesBody, chat_body
 from headstart.server.schemas import ChatBody
 from headstart.types.errors import HeadstartError
-from headstart.types.request import Request, TokenEvent, TokenLogprob
+from headstart.types.media import MediaChunk, MediaQuestion
+from headstart.types.request import ReplyEvent, Request, TokenEvent, TokenLogprob
 
 TOOLS = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
 
@@ -336,3 +339,35 @@ def test_a_kept_answer_goes_on_though_its_client_left_as_its_prompt_was_put_toge
             client.get("/health")
         may_go_on.set()
         assert worker.started.get(timeout=60).startswith("resp_")
+
+
+def test_a_kept_answer_goes_on_though_its_client_left_as_its_image_was_read() -> None:
+    def script(request: Any) -> list[Any]:
+        if not isinstance(request, MediaQuestion):
+            return say(request, b"a")
+        parts = ((MediaChunk(b"k" * 16, 4),),)
+        return [HOLD, ReplyEvent(request.request_id, parts)]
+
+    worker = FakeWorker(script)
+    worker.info_when_ready = dataclasses.replace(INFO, modalities=("image",))
+    body, stream = asking(image_part(TINY_GIF), stream=True), "/v1/stream?conv_id=c"
+    with serving(worker) as client:
+
+        def ask_and_leave() -> str:
+            with pytest.raises(httpx2.ReadTimeout):
+                client.post(
+                    "/v1/chat/completions",
+                    json=body,
+                    headers={"X-Conversation-Id": "c"},
+                    timeout=0.3,
+                )
+            for _ in range(3):  # the server sees that it left
+                client.get("/health")
+            return worker.started.get(timeout=60)
+
+        stopped = ask_and_leave()
+        assert client.delete(stream).status_code == 204
+        assert worker.cancelled.get(timeout=60) == stopped
+        ask_and_leave()
+        worker.go_on()
+        assert '"content":"a"' in client.get(stream).text

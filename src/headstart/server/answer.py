@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -21,6 +21,7 @@ from headstart.server.dialect import Choice, Chunk, Dialect
 from headstart.server.errors import error_body, log_failure, shaped
 from headstart.server.event_stream import EventStream, num_alternatives
 from headstart.server.kept_streams import KeptStreams
+from headstart.server.media import Media, Source, read_media
 from headstart.server.prompts import Prompt
 from headstart.server.schemas import ChatBody, GenerationBody
 from headstart.server.service import service_of
@@ -58,18 +59,20 @@ async def answer(
     http: HttpRequest,
     call: Call,
     body: GenerationBody,
-    read: Callable[[], list[Prompt]],
+    read: Callable[[Media], list[Prompt]],
     dialect: Callable[..., Dialect],
+    sources: Sequence[Source] = (),
 ) -> Response:
-    """Run a call, in the form of `dialect`; `read` renders and tokenizes, off the event loop.
+    """Run a call, in the form of `dialect`; `read` renders and tokenizes, off the event loop, given
+    the parts of the call's files.
 
     Raises:
         ClientDisconnect: the client disconnected before the answer began.
         HeadstartError: before the first event; later errors end the stream.
     """
 
-    def prepare() -> Dialect:
-        prompts = read()
+    def write(media: Media) -> Dialect:
+        prompts = read(media)
         requests = make_requests(body, prompts, call)
         each = len(requests) // len(prompts)
         choices = [Choice(i, request, prompts[i // each]) for i, request in enumerate(requests)]
@@ -77,25 +80,31 @@ async def answer(
             prepare_reading(body, call.model, choices)
         return dialect(call, body, choices)
 
+    async def prepare(receive: Receive) -> Dialect:
+        media = await read_media(http, sources, receive)
+        work = service_of(http).prompt_threads.run(lambda: write(media), call.tenant)
+        return await unless_left(receive, work)
+
     if body.stream and (conversation := http.headers.get(HEADER)):
         return await _kept(http, prepare, conversation)
-    writer = await service_of(http).prompt_threads.run_for(http, prepare)
+    writer = await prepare(http.receive)
     if not body.stream:
         return await _answer_whole(http, writer)
     return _StreamedAnswer(writer, *await _begin_stream(http, writer, http.receive))
 
 
-async def _kept(http: HttpRequest, prepare: Callable[[], Dialect], conversation: str) -> Response:
+async def _kept(
+    http: HttpRequest, prepare: Callable[[Receive], Awaitable[Dialect]], conversation: str
+) -> Response:
     """A streamed answer that continues when its client leaves.
 
     Raises:
         RequestError: it was stopped before it began.
     """
-    service, tenant = service_of(http), caller_of(http.scope).tenant
+    tenant = caller_of(http.scope).tenant
     streams: KeptStreams = http.app.state.streams
     with streams.beginning(tenant, conversation) as kept:
-        work = service.prompt_threads.run(prepare, tenant)
-        dialect = await unless_left(kept.receive, work)
+        dialect = await prepare(kept.receive)
         if streams.find(tenant, conversation) is not kept:  # stopped when it was just prepared
             raise ClientDisconnect
         _, chunks = await _begin_stream(http, dialect, kept.receive)

@@ -21,7 +21,7 @@ from headstart.server.conversation import read_chat
 from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece, tool_call
 from headstart.server.errors import wrong_value
 from headstart.server.event_stream import single_event
-from headstart.server.media import B, Media, read_media, take_media
+from headstart.server.media import Media, read_media, take_media
 from headstart.server.prompts import Prompt
 from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody, TemplateBody
@@ -85,30 +85,25 @@ async def answer_chat(
     `dialect`; the call's id begins with `prefix`.
     """
     call = new_call(http, prefix)
-    body, media = await _with_media(http, make)
+    body, sources = await off_loop(http, lambda: take_media(make()))
 
-    def read() -> list[Prompt]:
+    def read(media: Media) -> list[Prompt]:
         return [read_chat(body, call.model, call.info.context_size, media)]
 
-    return await answer(http, call, body, read, dialect)
+    return await answer(http, call, body, read, dialect, sources)
 
 
 async def count_chat_tokens(http: HttpRequest, make: Callable[[], TemplateBody]) -> int:
     """Number of tokens of the prompt that messages become."""
     service = service_of(http)
-    body, media = await _with_media(http, make)
+    body, sources = await off_loop(http, lambda: take_media(make()))
+    media = await read_media(http, sources)
 
     def count() -> int:
         model, size = service.served, service.info.context_size
         return len(read_chat(body, model, size, media).tokens)
 
     return await service.text_threads.run_for(http, count)
-
-
-async def _with_media(http: HttpRequest, make: Callable[[], B]) -> tuple[B, Media]:
-    """The body with markers in place of images and sounds, and the parts for these markers."""
-    body, sources = await off_loop(http, lambda: take_media(make()))
-    return body, await read_media(http, sources)
 
 
 class ChatDialect(OpenAIDialect):

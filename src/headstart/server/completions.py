@@ -13,10 +13,11 @@ from starlette.responses import Response
 
 from headstart.server.answer import answer, new_call
 from headstart.server.answer_numbers import legacy_logprobs, native_answer, token_probabilities
+from headstart.server.body import off_loop
 from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece
 from headstart.server.errors import not_supported
 from headstart.server.infill import fill_in, infill_prompt
-from headstart.server.media import read_prompt_media
+from headstart.server.media import Media, prompt_media
 from headstart.server.prompts import Prompt, read_prompts, tokens_text
 from headstart.server.routing import Routes
 from headstart.server.schemas import CompletionBody, InfillBody, NativeBody
@@ -29,9 +30,9 @@ routes = Routes()
 async def completions(http: HttpRequest, body: CompletionBody) -> Response:
     """Continue one prompt or several."""
     call = new_call(http, "cmpl-")
-    media = await read_prompt_media(http, body.prompt)
+    sources = await off_loop(http, lambda: prompt_media(body.prompt))
 
-    def read() -> list[Prompt]:
+    def read(media: Media) -> list[Prompt]:
         if media and (body.echo or body.suffix):
             raise not_supported(
                 "images and sounds with echo or a suffix are not supported; leave out one"
@@ -46,7 +47,7 @@ async def completions(http: HttpRequest, body: CompletionBody) -> Response:
             prompts = [fill_in((prompt.text, body.suffix), vocab, info) for prompt in prompts]
         return prompts
 
-    return await answer(http, call, body, read, CompletionDialect)
+    return await answer(http, call, body, read, CompletionDialect, sources)
 
 
 @routes.post(
@@ -57,12 +58,12 @@ async def completions(http: HttpRequest, body: CompletionBody) -> Response:
 async def completion(http: HttpRequest, body: NativeBody) -> Response:
     """Continue one prompt or several."""
     call = new_call(http, "cmpl-")
-    media = await read_prompt_media(http, body.prompt)
+    sources = await off_loop(http, lambda: prompt_media(body.prompt))
 
-    def read() -> list[Prompt]:
+    def read(media: Media) -> list[Prompt]:
         return read_prompts(body.prompt, call.model.vocab, call.info.context_size, media)
 
-    return await answer(http, call, body, read, NativeDialect)
+    return await answer(http, call, body, read, NativeDialect, sources)
 
 
 @routes.post("/infill", answer="as `/completion`")
@@ -70,7 +71,7 @@ async def infill(http: HttpRequest, body: InfillBody) -> Response:
     """Fill in the text between a prefix and a suffix."""
     call = new_call(http, "infill-")
 
-    def read() -> list[Prompt]:
+    def read(_: Media) -> list[Prompt]:
         tokens = infill_prompt(body, call.model.vocab, call.info)
         return [Prompt(tokens, tokens_text(tokens, call.model.vocab), echo="")]
 

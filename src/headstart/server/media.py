@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
 from starlette.requests import Request as HttpRequest
+from starlette.types import Receive
 
 from headstart.config import ServerConfig
-from headstart.server.body import check_length, off_loop
+from headstart.server.body import check_length
 from headstart.server.errors import ApiError, not_supported, shorten
 from headstart.server.event_stream import single_event
 from headstart.server.media_files import MOST_BYTES, safe_file
@@ -87,13 +88,12 @@ def prompt_media(prompt: Any) -> list[Source]:
     return [("", file) for file in found]
 
 
-async def read_prompt_media(http: HttpRequest, prompt: Any) -> Media:
-    """Like `read_media`, for the files of a prompt or of a list of prompts."""
-    return await read_media(http, await off_loop(http, lambda: prompt_media(prompt)))
-
-
-async def read_media(http: HttpRequest, sources: Sequence[Source]) -> Media:
+async def read_media(
+    http: HttpRequest, sources: Sequence[Source], receive: Receive | None = None
+) -> Media:
     """Fetch and check files, and ask the engine for their prompt parts.
+
+    `receive` reports a disconnect; by default of the request's client.
 
     Raises:
         HeadstartError: a file cannot be used, or the model reads none.
@@ -130,7 +130,7 @@ async def read_media(http: HttpRequest, sources: Sequence[Source]) -> Media:
             parts: Media = await single_event(service.worker, question)
             return parts
 
-    return await unless_left(http.receive, ask())
+    return await unless_left(receive or http.receive, ask())
 
 
 def _check_kind(kind: str, modalities: Sequence[str]) -> None:

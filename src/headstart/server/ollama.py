@@ -19,6 +19,7 @@ from headstart.server.chat import answer_chat
 from headstart.server.embeddings import embed, embedding_info, normalize, read_inputs, written
 from headstart.server.errors import wrong_value
 from headstart.server.infill import fill_in
+from headstart.server.media import Media
 from headstart.server.ollama_dialect import (
     OLLAMA_VERSION,
     OllamaBody,
@@ -119,7 +120,7 @@ async def ollama_generate(
     body = make_body(CompletionBody, text_fields(request) | own)
     call = new_call(http, "ollama-")
 
-    def read() -> list[Prompt]:
+    def read(_: Media) -> list[Prompt]:
         vocab, info = call.model.vocab, call.info
         if request.suffix:
             return [fill_in((request.prompt, request.suffix), vocab, info)]
