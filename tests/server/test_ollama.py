@@ -20,6 +20,7 @@ from headstart.config import ServerConfig
 from headstart.server import embeddings
 from headstart.server import ollama as ollama_module
 from headstart.server.ollama_dialect import OllamaChatBody, chat_body
+from headstart.text.toolcalls.events import AnswerMessage, ToolCall
 from headstart.types.errors import EngineError, HeadstartError
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -125,6 +126,26 @@ def test_thoughts_and_calls_come_apart() -> None:
     assert text.thinking == "Hm"
     prompt = bytes(worker.requests[-1].prompt).decode()
     assert prompt.index("Hm") < prompt.index('"name": "look"') < prompt.index("a hill")
+
+
+def test_a_call_of_a_stream_is_put_together_once(monkeypatch) -> None:
+    calls, looked = vars(AnswerMessage)["calls"], list[int]()
+
+    def look(message: AnswerMessage) -> list[ToolCall]:
+        found: list[ToolCall] = calls.fget(message)
+        looked.append(len(found))
+        return found
+
+    monkeypatch.setattr(AnswerMessage, "calls", property(look))
+    steps = [
+        b'<tool_call>{"name": "look", "arguments": {"at": %d}}</tool_call>' % i for i in range(50)
+    ]
+    worker = FakeWorker(lambda request: say(request, b"Hm</think>", *steps))
+    with serving(worker, model=served_model(TEMPLATE)) as client, asking(client) as ask:
+        parts = [part.message for part in ask.chat("any", MESSAGES, tools=[TOOL], stream=True)]
+    found = [call.function.arguments["at"] for part in parts for call in part.tool_calls or []]
+    assert found == list(range(50))
+    assert sum(looked) <= 200  # not those before again
 
 
 def test_errors_are_told_as_there(ask: Any) -> None:

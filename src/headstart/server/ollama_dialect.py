@@ -16,7 +16,13 @@ from headstart.server.dialect import Choice, Chunk, Dialect, Piece, call_argumen
 from headstart.server.errors import not_supported, wrong_value
 from headstart.server.schemas import ChatBody, GenerationBody, shared_fields, switch_thinking
 from headstart.server.translate import Call
-from headstart.text.toolcalls.events import Content, Thoughts, ToolCall
+from headstart.text.toolcalls.events import (
+    AnswerMessage,
+    CallArguments,
+    Content,
+    Thoughts,
+    ToolCall,
+)
 
 # Ollama's option -> field of chat
 OPTIONS = {
@@ -248,7 +254,7 @@ class OllamaDialect(Dialect):
         super().__init__(call, body, choices)
         self._fields = fields
         self._model = model or call.model.alias
-        self._num_calls_sent = 0
+        self._call = AnswerMessage()  # with the call that has begun, if any
         self._logprobs: list[Chunk] = []  # for the next line
 
     def encode(self, chunk: Chunk) -> bytes:
@@ -263,13 +269,16 @@ class OllamaDialect(Dialect):
                     lines.append(self._line(self._fields(text), is_done=False))
                 case Thoughts(text):
                     lines.append(self._line(self._fields(thoughts=text), is_done=False))
-                case ToolCall(index):  # the calls before it are complete
-                    lines += self._calls(choice, index)
+                case ToolCall():  # the call before it is complete
+                    lines += self._take_call()
+                    self._call.add([event])
+                case CallArguments():
+                    self._call.add([event])
         return lines
 
     def closing(self, choice: Choice) -> list[Chunk]:
-        calls = self._calls(choice, len(choice.message.calls))
-        return [*calls, self._line(self._fields(), is_done=True) | self._end(choice)]
+        last = self._line(self._fields(), is_done=True) | self._end(choice)
+        return [*self._take_call(), last]
 
     def whole(self) -> Chunk:
         (choice,) = self.choices
@@ -278,10 +287,9 @@ class OllamaDialect(Dialect):
         self._logprobs = self.probabilities(choice, choice.logprobs)
         return self._line(fields, is_done=True) | self._end(choice)
 
-    def _calls(self, choice: Choice, end: int) -> list[Chunk]:
-        """A line with the complete calls not sent yet."""
-        calls = choice.message.calls[self._num_calls_sent : end]
-        self._num_calls_sent = max(self._num_calls_sent, end)
+    def _take_call(self) -> list[Chunk]:
+        """A line with the call not sent yet, if there is one."""
+        calls, self._call = self._call.calls, AnswerMessage()
         return [self._line(self._fields(calls=calls), is_done=False)] if calls else []
 
     def _line(self, fields: Chunk, *, is_done: bool) -> Chunk:
