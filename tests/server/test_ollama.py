@@ -282,3 +282,6 @@ def test_many_vectors_are_written_off_the_event_loop_and_too_many_refused(embed:
     assert embed.embed("any", ["a"] * 2).embeddings
     with pytest.raises(ollama.ResponseError, match=f"3 vectors of {size} numbers"):
         embed.embed("any", ["a"] * 3)
+    monkeypatch.setattr(embeddings, "MAX_READ", 2)
+    with pytest.raises(ollama.ResponseError, match="3 tokens but at most 2 are read"):
+        embed.embed("any", ["aaa"])

@@ -38,6 +38,7 @@ from headstart.types.report import EmbeddingInfo
 from headstart.types.request import EmbeddingEvent, EmbeddingRequest
 
 routes = Routes()
+MAX_READ = 1 << 21  # tokens per call
 MAX_NUMBERS = 1 << 23  # per answer: some 100 MB of JSON
 
 
@@ -159,7 +160,13 @@ async def embed(
     texts = await service.prompt_threads.run_for(http, read)
     info = service.info.embedding
     assert info is not None
-    num_vectors = sum(map(len, texts)) if info.pooling == "none" else len(texts)
+    num_tokens = sum(map(len, texts))
+    if num_tokens > MAX_READ:  # they are sent to the engine at once
+        raise RequestError(
+            f"the texts have {num_tokens} tokens but at most {MAX_READ} are read in one call; send "
+            "fewer texts at once"
+        )
+    num_vectors = num_tokens if info.pooling == "none" else len(texts)
     if num_vectors * info.size > MAX_NUMBERS:
         raise RequestError(
             f"the answer would have {num_vectors} vectors of {info.size} numbers but at most "
