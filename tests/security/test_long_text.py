@@ -13,6 +13,7 @@ from headstart.engine import vocab
 from headstart.engine.model import Model
 from headstart.engine.vocab import LlamaVocab
 from headstart.structures.interruption import watched
+from headstart.structures.suffix_index import SEPARATOR
 
 
 def load(path) -> LlamaVocab:
@@ -70,3 +71,11 @@ def test_forty_thousand_messages_take_a_linear_time_and_can_be_stopped():
 def test_markers_that_may_overlap_are_not_cut_at():
     overlapping = [b"<a>", b"<a><b>", b"\n\n", b"\n\n\n", b"ab", b"bc", b" <c>", b"<d>", b"aa"]
     assert vocab._not_overlapping(overlapping) == {b"<d>", b"<a><b>"}
+
+
+def test_an_id_in_place_of_an_image_is_no_token_and_ends_no_process():
+    """libllama would abort; texts of speculators have it."""
+    one = load(demo.path(demo.TARGET))
+    assert not one.is_control(SEPARATOR)
+    with pytest.raises(IndexError, match="16777214 is not in the vocabulary"):
+        one.token_bytes(SEPARATOR)

@@ -97,7 +97,8 @@ class LlamaVocab:
         return before, between, after
 
     def is_control(self, token: int) -> bool:
-        return bool(api.llama_vocab_is_control(self.handle, token))
+        is_token = 0 <= token < self.size  # of another, libllama would abort
+        return is_token and bool(api.llama_vocab_is_control(self.handle, token))
 
     def why_no_infill(self) -> str | None:
         """Why libllama's infill sampler would abort, or None. O(size) at the first call."""

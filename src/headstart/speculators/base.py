@@ -107,8 +107,8 @@ class Speculator(ABC):
         """Before a request's first draft, also after it was preempted: `text` is the prompt and the
         answer so far, one token or more. Copy to keep.
 
-        Called for every request, whoever may draft for it. All requests wait, so index a long text
-        a piece per call, as `SuffixIndex` does.
+        Called for every request that may draft, whatever its `types`. All requests wait, so index
+        a long text a piece per call, as `SuffixIndex` does.
         """
 
     @abstractmethod
@@ -155,7 +155,7 @@ class Speculator(ABC):
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         """The target emitted these tokens; the first `num_accepted` of them were drafted.
 
-        Called for every sequence and step, even if another speculator or none drafted.
+        Called for every request that may draft, in every step, whoever drafted.
         """
 
     def go_on(self) -> None:

@@ -115,10 +115,10 @@ class Forgetful(Good):
 
 
 class NeedsPrompt(Good):
-    """Looks at the last token of the prompt."""
+    """Looks at the last two tokens of the prompt."""
 
     def begin(self, seq_id: int, text: Sequence[int], namespace: str = "") -> None:
-        self.last = text[-1]
+        self.last = text[-2]
 
 
 class NeedsGrowth(Good):
