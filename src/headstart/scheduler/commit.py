@@ -173,7 +173,7 @@ class Committer:
             return End(sequence, "word")
         if last in sequence.end_tokens or (sequence.legality and sequence.legality.is_over):
             return End(sequence, "eos")
-        if sequence.num_left <= 0 or sequence.stop.is_over:
+        if sequence.num_left <= 0 or sequence.stop.is_over:  # without `found`: by its indent
             return End(sequence, "length")
         if len(sequence.tokens) >= self._engine.context_size and not self._shift(sequence):
             return End(sequence, "length", is_truncated=True)

@@ -130,8 +130,8 @@ class PromptCache:
         it is `kept`. Returns None if that needs another step.
         """
         cells, offloading = placement.cells, self.offloading
-        leader = self.find_leader([one.user for one in self.cells if one.user], sequence)
-        num_known = max(placement.num_known, sequence.num_awaited if leader else 0)
+        _, num_led = self.find_leader([one.user for one in self.cells if one.user], sequence)
+        num_known = max(placement.num_known, num_led)
         stored, num_common = offloading.find(sequence, num_known)
         if stored is not None:
             known = stored.known(placement.num_shared)
@@ -245,17 +245,19 @@ class PromptCache:
             return []
         return choose_pauses(sequence.packed, sequence.num_decoded, self._controls, min_step)
 
-    def find_leader(self, running: Collection[Sequence], sequence: Sequence) -> Sequence | None:
-        """The running request whose prefill covers most of this one's; None if few tokens agree.
-
-        Sets `num_awaited` to the common length, so that no step compares the texts again.
+    def find_leader(
+        self, running: Collection[Sequence], sequence: Sequence
+    ) -> tuple[Sequence | None, int]:
+        """The running request whose prefill covers most of this one's, and how many tokens; None
+        and 0 if few agree.
 
         `running` is in the order of admission; requests admitted later do not count, which avoids
         circular waits.
         """
         if not sequence.request.cache_prompt or self._engine.cache_kind is not CacheKind.CUT:
-            return None  # waiting could be in vain if prefixes cannot be cut anywhere
-        best, most = None, sequence.num_decoded + LEAST_TOKENS - 1
+            return None, 0  # waiting could be in vain if prefixes cannot be cut anywhere
+        best, most = None, 0
+        least = sequence.num_decoded + LEAST_TOKENS
         tokens = sequence.tokens
         for other in running:
             if other is sequence:
@@ -264,10 +266,9 @@ class PromptCache:
                 continue
             shared = min(len(tokens) - 1, common_prefix_length(other.tokens, tokens))
             shared = chunk_begin(tokens, shared)
-            if shared > most:
+            if shared >= least and shared > most:
                 best, most = other, shared
-        sequence.num_awaited = most
-        return best
+        return best, most
 
     def share_prefixes(self, running: list[Sequence]) -> None:
         """Give waiting requests their leader's cells, once it has decoded the whole common prefix.
@@ -282,7 +283,8 @@ class PromptCache:
             if is_reading and leader.num_decoded < sequence.num_awaited:
                 continue
             self._share_most(sequence, cells)
-            sequence.leader = None if is_reading else self.find_leader(running, sequence)
+            led = (None, 0) if is_reading else self.find_leader(running, sequence)
+            sequence.leader, sequence.num_awaited = led
 
     def _continuation(self, cells: Cells, num_common: int, sequence: Sequence) -> Placement:
         """How much of the request a free slot could reuse by continuing its own contents."""

@@ -395,6 +395,6 @@ class Scheduler:
         if sequence.admitted is None:
             sequence.admitted = self.clock()
         sequence.pauses = self.cache.choose_pauses(sequence, self.config.checkpoint_min_step)
-        sequence.leader = self.cache.find_leader(self.running, sequence)
+        sequence.leader, sequence.num_awaited = self.cache.find_leader(self.running, sequence)
         if sequence.request.wants_progress and sequence.first_token is None:
             self.outcomes.add(sequence.progress(self.clock(), sequence.num_decoded))

@@ -145,7 +145,7 @@ class Sequence:
     compiled: Future[Compiled] | None = None  # the request's constraint, once compiling began
     leader: Sequence | None = None  # prefills the same prefix; this request waits and shares it
     stored: StoredPrompt | None = None  # in main memory; this request waits until it is restored
-    num_awaited: int = 0  # tokens that the leader decodes, or that are restored, while it waits
+    num_awaited: int = 0  # tokens of `leader` or `stored` that it waits for
     loading: Future[StoredPrompt | None] | None = None  # from the disk; see `offloading`
     load_by: float = 0.0  # clock reading after which it no longer waits for that
     lookup: Future[Filters] | None = None  # of its sampler; see `begin_filters`

@@ -76,18 +76,18 @@ class LoadLimits:
         )
 
     def victims(
-        self, model: PooledModel, idle: Sequence[PooledModel], busy: Sequence[PooledModel]
+        self, model: PooledModel, may_go: Sequence[PooledModel], stay: Sequence[PooledModel]
     ) -> list[PooledModel] | None:
-        """Which of the idle models to unload so that it fits: the least recently used, and no more
-        than needed. None: unloading all of them would not be enough.
+        """Which of the models that may go to unload so that it fits: the least recently used, and
+        no more than needed. None: unloading all of them would not be enough.
         """
-        if not self.fits(model, busy):
+        if not self.fits(model, stay):
             return None
-        staying = list(busy)
-        for one in sorted(idle, key=lambda one: one.last_used, reverse=True):
+        staying = list(stay)
+        for one in sorted(may_go, key=lambda one: one.last_used, reverse=True):
             if self.fits(model, [*staying, one]):
                 staying.append(one)
-        return [one for one in idle if one not in staying]
+        return [one for one in may_go if one not in staying]
 
 
 def parse_memory(text: str | None, flag: str = "--models-memory") -> dict[str, int]:
