@@ -14,7 +14,7 @@ from tests.real.support import decode, engine_of
 
 from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.parameters import Limits
-from headstart.types.errors import ModelError
+from headstart.types.errors import ConfigError, ModelError
 
 RANK = 2
 
@@ -91,6 +91,32 @@ def test_exact_widths_agree_with_adapters_that_only_requests_use(tmp_path: Path)
             for at in range(0, len(tokens), num_rows)
         ]
         np.testing.assert_array_equal(np.concatenate(beside), alone)
+
+
+def test_cells_that_are_not_numbers_spoil_no_prompt_once_they_are_overwritten(
+    files: dict[str, Path], tmp_path: Path
+) -> None:
+    sizes = (TINY.width, RANK, TINY.width // TINY.num_heads * TINY.num_kv_heads)
+    lora = write_lora(tmp_path / "lora.gguf", name="blk.0.attn_v.weight", sizes=sizes)
+    engine = engine_of(files["model"], lora=str(lora))
+    expected = decode(engine, prompt := [3] * 100)
+    engine.clear(0)
+    engine.adapters.use((1e30,))
+    assert np.isnan(decode(engine, [3] * 250)).any()
+    engine.adapters.use(())
+    engine.clear(0)
+    engine.wipe()
+    np.testing.assert_array_equal(decode(engine, prompt), expected)
+
+
+@pytest.mark.parametrize("flag", ["lora", "control_vector"])
+@pytest.mark.parametrize("scale", ["-100.5", "nan", "1e39"])
+def test_a_scale_that_no_number_of_the_cache_survives_is_refused(
+    files: dict[str, Path], flag: str, scale: str
+) -> None:
+    words = rf"{flag.replace('_', '-')}-scaled has .*:{scale}' but .* from -100 to 100"
+    with pytest.raises(ConfigError, match=words):
+        logits(files["model"], **{f"{flag}_scaled": f"{files['lora']}:{scale}"})
 
 
 def test_a_file_of_another_kind_is_named(files: dict[str, Path]) -> None:

@@ -150,6 +150,8 @@ def test_scales_are_kept_of_the_tenants_that_set_other_ones_last(tmp_path, monke
         ({}, "must be an array"),
         ([{"id": 2, "scale": 1}], "lora.0.id is 2 but the adapters are 0 to 1"),
         ([{"id": 0, "scale": "much"}], "lora.0.scale is 'much'"),
+        ([{"id": 0, "scale": 1e39}], "lora.0.scale is 1e+39 but must be at most 100"),
+        ([{"id": 0, "scale": -101}], "lora.0.scale is -101 but must be at least -100"),
         ([{"id": "a", "scale": 1}], "lora.0.id is 'a'"),
         ([3], "lora.0 is 3"),
         ([{}] * 257, "must have at most 256 items"),

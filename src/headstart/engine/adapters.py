@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import POINTER, c_float
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from headstart.config import EngineConfig
 from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.library import api, libllama_error, take_errors
 from headstart.types.errors import ConfigError, ModelError
+from headstart.types.request import MAX_SCALE
 
 
 def scaled_files(names: str | None, scaled: str | None, flag: str) -> list[tuple[Path, float]]:
     """The files named by two flags, with their scales.
 
     Raises:
-        ConfigError: a scale is missing or not a number, or a file does not exist.
+        ConfigError: a scale is missing, not a number or too large, or a file does not exist.
     """
     found = [(Path(name), 1.0) for name in (names or "").split(",") if name]
     for part in (scaled or "").split(","):
@@ -27,11 +29,15 @@ def scaled_files(names: str | None, scaled: str | None, flag: str) -> list[tuple
             continue
         name, _, scale = part.rpartition(":")
         try:
-            found.append((Path(name), float(scale)))
+            factor = float(scale)
         except ValueError:
+            factor = nan
+        if not abs(factor) <= MAX_SCALE:
             raise ConfigError(
-                f"{flag}-scaled has {part!r} but must be FILE:SCALE, for instance tone.gguf:0.5"
-            ) from None
+                f"{flag}-scaled has {part!r} but must be FILE:SCALE with a scale from "
+                f"{-MAX_SCALE:g} to {MAX_SCALE:g}, for instance tone.gguf:0.5"
+            )
+        found.append((Path(name), factor))
     for path, _ in found:
         if not path.is_file():
             raise ConfigError(f"{flag} names {path}, which does not exist")

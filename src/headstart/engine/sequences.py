@@ -154,6 +154,12 @@ class Sequences:
             self.reader.drop(seq_id)
         api.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
 
+    def wipe(self) -> None:
+        # attention on a CPU multiplies free cells by 0, which leaves what is not a number
+        api.llama_memory_clear(self._memory, True)
+        if self.reader is not None:
+            self.reader.close()
+
     def checkpoint(self, seq_id: int) -> None:
         length = self._lengths.get(seq_id, 0)
         if (

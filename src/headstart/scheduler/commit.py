@@ -19,8 +19,8 @@ from headstart.types import Engine, Logits, Rows, Vocab
 from headstart.types.errors import EngineError, RequestError
 from headstart.types.request import TokenLogprob
 
-Leaving = End | Sequence
-"""Why a sequence leaves its cells; only the sequence if its constraint is compiled for it alone."""
+Leaving = End | tuple[Sequence, str]
+"""A sequence that leaves its cells, for good or, with the reason, to continue later."""
 
 
 class Committer:
@@ -70,6 +70,21 @@ class Committer:
                 end = End(sequence, error=error)
             if end is not None:
                 yield end
+        if any(isinstance(one, End) and isinstance(one.error, EngineError) for one in leaving):
+            yield from self._start_over()
+
+    def _start_over(self) -> Iterator[Leaving]:
+        """Overwrite all cells and drop their copies: some may hold what is not a number, which
+        other sequences' attention would read even from free cells.
+        """
+        store = self._cache.offloading.store
+        for cells in self._cache.cells:
+            if cells.user is not None:
+                yield cells.user, "the cache is emptied after logits that were not numbers"
+            self._cache.offloading.empty(cells)
+        for prompt in [*store]:
+            store.take(prompt)
+        self._engine.wipe()
 
     def _verify_all(self, record: StepRecord, logits: Logits) -> list[Leaving]:
         """Sample tokens for each sequence whose known tokens are all decoded; returns those that
@@ -101,10 +116,11 @@ class Committer:
                     continue
                 self._verify(result, rows)
             except (EngineError, RequestError) as error:  # of this request alone
-                is_renewed = self._compiling.renew(sequence, error)
-                if is_renewed:
+                if self._compiling.renew(sequence, error):
                     self._cache.cut(sequence, len(sequence.tokens))
-                leaving.append(sequence if is_renewed else End(sequence, error=error))
+                    leaving.append((sequence, "its constraint is compiled for it alone"))
+                else:
+                    leaving.append(End(sequence, error=error))
         return leaving
 
     def _verify(self, result: SequencePlan, rows: Logits) -> None:

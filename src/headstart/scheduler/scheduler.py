@@ -281,7 +281,7 @@ class Scheduler:
             if isinstance(leaving, End):
                 self.detach(leaving)
             else:
-                self._interrupt(leaving, "its constraint is compiled for it alone")
+                self._interrupt(*leaving)
         record.ended, self._ended = self._ended, []
         record.finished = self.clock()
         self._step_seconds = record.finished - plan.started

@@ -15,6 +15,7 @@ from headstart.server.body import Body, Count, Int, Many, Seed
 from headstart.server.errors import wrong_value
 from headstart.types import DraftMode
 from headstart.types.errors import RequestError
+from headstart.types.request import MAX_SCALE
 from headstart.types.sampling_params import NUMBERS
 
 # a field for each number of SamplingParams; absent ones have the server's default
@@ -54,7 +55,7 @@ class AdapterScale(Body):
     """An adapter's id and scale."""
 
     id: Int = -1
-    scale: float = Field(0.0, allow_inf_nan=False)
+    scale: float = Field(0.0, allow_inf_nan=False, ge=-MAX_SCALE, le=MAX_SCALE)
 
 
 class StreamOptions(Body):

@@ -310,6 +310,9 @@ class Engine(Protocol):
     def clear(self, seq_id: int) -> None:
         """Empty the sequence and free its cells."""
 
+    def wipe(self) -> None:
+        """Overwrite all cells; every sequence must be empty."""
+
     def save_sequence(self, seq_id: int) -> SavedState:
         """The whole cached state of the sequence, for `restore_sequence`."""
 

@@ -45,6 +45,9 @@ class SpeculativeParams:
             raise RequestError(f"speculative.p_min is {self.p_min} but must be from 0 to 1")
 
 
+MAX_SCALE = 100.0  # of an adapter, either sign: the cache holds 16-bit numbers, up to 65504
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One generation: a prompt of token ids and everything its text depends on."""

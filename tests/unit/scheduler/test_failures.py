@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.harness import (
     AUTO,
     Clock,
@@ -86,6 +87,35 @@ def test_a_hybrids_idle_states_outlive_a_failed_decode_of_one_sequence_and_not_o
     scheduler.step()
     assert scheduler.num_failed_decodes == 1
     assert any(cells.length for cells in scheduler.cells) == (num_failing == 1)
+
+
+class Overflowing(Model):
+    """Cells of a text of 333 tokens spoil all logits until the memory is overwritten."""
+
+    is_spoiled = False
+
+    def logits_after(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        self.is_spoiled |= len(tokens) == 333
+        logits = super().logits_after(tokens)
+        return np.full_like(logits, np.nan) if self.is_spoiled else logits
+
+    def wipe(self) -> None:
+        super().wipe()
+        self.is_spoiled = False
+
+
+def test_logits_that_are_not_numbers_fail_one_request_and_no_later_one() -> None:
+    scheduler = make_scheduler(engine := Overflowing())
+    ask(scheduler, conversation(1))
+    scheduler.cache.offloading.begin_step(inf)
+    assert any(map(scheduler.cache.offloading.keep, scheduler.cells))
+    requests = make_requests(3)
+    submit_all(scheduler, requests, 3)
+    answers = run(scheduler, [Request(request_id="bad", prompt=[3] * 333, max_tokens=4)])
+    assert answers["bad"].reason == "EngineError"
+    assert len(scheduler.cache.offloading.store) == 0
+    check(Model(), requests, answers)
+    assert not engine.is_spoiled
 
 
 def test_unknown_and_finished_requests_can_be_cancelled() -> None:

@@ -312,6 +312,9 @@ class FakeEngine:
         self._oldest.pop(seq_id, None)
         self.checkpoints.drop(seq_id)
 
+    def wipe(self) -> None:
+        assert not self.cells_used(), "sequences must be empty"
+
     def save_sequence(self, seq_id: int) -> SavedState:
         tokens = np.asarray(self.cache.get(seq_id, []), np.int32)
         # after the header of libllama's states, without files
