@@ -2,11 +2,13 @@
 
 A router downloads in a separate process, `python -m headstart.app.hub user/repo:quant`, which
 writes its progress as lines of JSON and can be killed at any time: complete files are kept for the
-next try. Drafters in the same repository are downloaded too, and removed with the last model.
+next try, unfinished ones deleted then. Drafters in the same repository are downloaded too, and
+removed with the last model.
 """
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import json
 import logging
@@ -172,6 +174,7 @@ class Hub:
         if first is None:
             raise ModelError(f"{name} is not in the cache {self.cache}")
         folder = self.folder(parse_reference(name)[0])
+        self.drop_unfinished(name)
         for file in all_parts(first.name):  # some may never have come
             path = first.parent / file
             blob = path.resolve()
@@ -182,6 +185,19 @@ class Hub:
                 blob.unlink(missing_ok=True)
         if not any(is_model(path.name) for path in (folder / "snapshots").rglob("*.gguf")):
             shutil.rmtree(folder, ignore_errors=True)
+
+    def drop_unfinished(self, name: str) -> None:
+        """Delete what killed downloads of a repository left, which huggingface_hub never reads; a
+        live one holds the lock of its file.
+        """
+        folder = self.folder(parse_reference(name)[0])
+        for part in (folder / "blobs").glob("*.incomplete"):
+            lock = self.cache / ".locks" / folder.name / f"{part.name.partition('.')[0]}.lock"
+            with suppress(OSError):
+                lock.parent.mkdir(parents=True, exist_ok=True)
+                with lock.open("ab") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    part.unlink()
 
     @contextmanager
     def explained(self, repo: str) -> Iterator[None]:
@@ -269,6 +285,7 @@ class Repository:
         from tqdm import tqdm
 
         hub = self.hub
+        hub.drop_unfinished(self.name)
         # a line every ten seconds
         in_log: Any = partial(tqdm, file=_Log(), mininterval=10.0, ascii=True, ncols=80)
         bar = None if sys.stderr.isatty() else in_log
@@ -300,6 +317,7 @@ def main(name: str, *drafters: str) -> int:
             if beside := choose_drafter(repository.paths, kinds, wanted, files[0]):
                 files += split_parts(repository.paths, beside)
         total = sum(sizes[file] or 0 for file in files)
+        hub.drop_unfinished(repo)  # it would be counted
         before = _stored(hub.folder(repo))
         _tell(repo, 0, total)
 

@@ -31,6 +31,9 @@ class ModelStore(Protocol):
     def remove(self, name: str) -> None:
         """Delete it; raise ModelError if it is not there."""
 
+    def drop_unfinished(self, name: str) -> None:
+        """Delete what a killed download left."""
+
 
 class Downloads:
     """All downloads of a router; `reload` reads which models there are. For one asyncio loop."""
@@ -71,6 +74,7 @@ class Downloads:
             return False
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        await asyncio.to_thread(self.store.drop_unfinished, name)
         return True
 
     async def close(self) -> None:

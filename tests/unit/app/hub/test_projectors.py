@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from huggingface_hub.utils._fixes import WeakFileLock
 from tests.unit.app.hub.fake_hub import Client, FakeHub
 
 from headstart.app.hub import Hub
@@ -125,6 +126,24 @@ def test_a_model_whose_download_was_interrupted_can_be_removed(store: Hub, hub: 
     assert list(store.cached_models()) == ["org/model:Q8_0"]
     store.remove("org/model:Q8_0")
     assert not store.folder("org/model").exists()
+
+
+@pytest.mark.parametrize("action", ["download", "remove"])
+def test_what_a_killed_download_left_goes_and_what_a_live_one_writes_stays(
+    store: Hub, hub: FakeHub, action: str
+) -> None:
+    download(store, NAME)
+    download(store, "org/model:Q8_0")
+    folder = store.folder("org/model")
+    left, live = (folder / "blobs" / f"{etag}.0123abcd.incomplete" for etag in ("dead", "alive"))
+    for file in (left, live):
+        file.write_bytes(bytes(100))
+    with WeakFileLock(store.cache / ".locks" / folder.name / "alive.lock"):
+        if action == "download":
+            download(store, NAME)
+        else:
+            store.remove(NAME)
+        assert (left.exists(), live.exists()) == (False, True)
 
 
 def test_what_drafts_or_sees_for_a_model_comes_and_goes_with_it(store: Hub, hub: FakeHub) -> None:

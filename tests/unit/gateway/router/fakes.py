@@ -90,6 +90,7 @@ class FakeStore:
         self.lines: list[dict[str, object]] = [{"source": "x", "done": 1, "total": 2}]
         self.code: int | None = 0
         self.removed: list[str] = []
+        self.dropped: list[str] = []
 
     def check(self, name: str) -> None:
         if "/" not in name:
@@ -102,6 +103,9 @@ class FakeStore:
         end = "time.sleep(60)" if self.code is None else f"sys.exit({self.code})"
         program = f"import sys, time; print({text!r}, end='', flush=True); {end}"
         return [sys.executable, "-c", program], dict(os.environ)
+
+    def drop_unfinished(self, name: str) -> None:
+        self.dropped.append(name)
 
     def remove(self, name: str) -> None:
         self.removed.append(name)
