@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import unquote
 
 TEXT = frozenset(("string",))
+MAX_PARTS = 1000  # that are asked for a type or property, at each argument of an answer
 TYPES = {
     str: "string", bool: "boolean", int: "number", float: "number", type(None): "null",
     list: "array", dict: "object",
@@ -49,9 +50,16 @@ def parts_of(schema: Any, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]
         seen.add(id(part))
         yield part
         for key in ("anyOf", "oneOf", "allOf"):
-            waiting += part[key] if isinstance(part.get(key), list) else ()
+            room = max(0, MAX_PARTS - len(waiting))
+            waiting += part[key][:room] if isinstance(part.get(key), list) else ()
         if isinstance(reference := part.get("$ref"), str):
             waiting.append(referenced(reference, root))
+
+
+def pointer(reference: str) -> list[str]:
+    """The names along a JSON pointer that is a URI fragment."""
+    parts = filter(None, unquote(reference.removeprefix("#")).split("/"))
+    return [part.replace("~1", "/").replace("~0", "~") for part in parts]
 
 
 def referenced(reference: str, root: Mapping[str, Any]) -> Any:
@@ -61,8 +69,7 @@ def referenced(reference: str, root: Mapping[str, Any]) -> Any:
     Source: RFC 6901, section 6
     """
     schema: Any = root
-    for key in filter(None, unquote(reference.removeprefix("#")).split("/")):
-        name = key.replace("~1", "/").replace("~0", "~")
+    for name in pointer(reference):
         if isinstance(schema, list) and not (name.isascii() and name.isdigit()):
             return None
         try:

@@ -14,7 +14,7 @@ from headstart.text.toolcalls.argument_types import parameters_of, types_of
 from headstart.text.toolcalls.formats import JsonCall, MarkedCalls, NamedCall, TaggedArguments
 from headstart.text.toolcalls.json_text import dump
 from headstart.text.toolcalls.reader import Tools
-from headstart.text.toolcalls.value_rules import ValueRules, as_json, quoted
+from headstart.text.toolcalls.value_rules import Lines, ValueRules, as_json, quoted
 from headstart.types.constraint import Constraint, ConstraintKind
 
 TokenOf = Callable[[str], int | None]
@@ -30,7 +30,7 @@ class CallRules:
         """`names`: of the tools that may be called; `is_parallel`: several in one answer."""
         self._tools, self._names, self._is_parallel = tools, names, is_parallel
         self._token_of = token_of
-        self._lines: list[str] = []
+        self._lines = Lines()
 
     def required(self, calls: MarkedCalls) -> Constraint:
         """The whole answer must be calls."""
@@ -61,7 +61,7 @@ class CallRules:
 
     def _section(self, calls: MarkedCalls, *, with_trigger: bool) -> str:
         """A grammar of all calls and their markers, without the trigger if it was written."""
-        self._lines = []
+        self._lines = Lines()
         bodies = [f"call_{at}: {self._call(calls, name)}" for at, name in enumerate(self._names)]
         self._lines += bodies
         self._lines.append("call: " + " | ".join(f"call_{at}" for at in range(len(bodies))))
@@ -156,7 +156,7 @@ class _TaggedValues(ValueRules):
         self,
         form: TaggedArguments,
         schema: Mapping[str, Any],
-        lines: list[str],
+        lines: Lines,
         spelled: Callable[[str], str],
     ) -> None:
         super().__init__(schema, lines, spelled)
@@ -189,7 +189,7 @@ class _TaggedValues(ValueRules):
 
     def scalar(self, schema: Any, end: str) -> str:
         """A value in JSON."""
-        return f"{self._attribute(is_text=False)} {as_json(schema, self.root)} {self.spelled(end)}"
+        return f"{self._attribute(is_text=False)} {self.json(schema)} {self.spelled(end)}"
 
     def _attribute(self, *, is_text: bool) -> str:
         form = self._form

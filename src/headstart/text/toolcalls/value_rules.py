@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from headstart.text.toolcalls.argument_types import listed, referenced
+from headstart.text.toolcalls.argument_types import listed, pointer, referenced
 from headstart.text.toolcalls.reader import AnswerReader, Reading
+from headstart.types.constraint import MAX_TEXT_BYTES
 from headstart.types.errors import RequestError
 
 MAX_DEPTH = 32
@@ -31,12 +32,54 @@ def as_json(schema: Any, root: Mapping[str, Any] | None = None) -> str:
         root: the whole schema, whose definitions and "x-guidance" apply.
     """
     whole = dict(schema) if isinstance(schema, Mapping) else {}
-    keys = ("$defs", "definitions", "x-guidance")
-    shared = {key: root[key] for key in keys if root and key in root}
+    root = root or {}
+    whole = {**_definitions(whole, root), **whole}
+    guidance = whole.get("x-guidance", root.get("x-guidance", {}))
     layout = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-    whole = {**shared, **whole}
-    whole["x-guidance"] = {**whole.get("x-guidance", {}), **layout}
+    whole["x-guidance"] = {**guidance, **layout}
     return "%json " + json.dumps(whole, ensure_ascii=False)
+
+
+def _definitions(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
+    """The definitions of `root` that a schema refers to, also through others."""
+    every = {key: root[key] for key in ("$defs", "definitions") if isinstance(root.get(key), dict)}
+    found = {key: dict[str, Any]() for key in every}
+    waiting: list[Any] = [schema]
+    for part in waiting:  # which grows
+        if isinstance(part, list):
+            waiting += part
+        if not isinstance(part, Mapping):
+            continue
+        waiting += part.values()
+        if not isinstance(reference := part.get("$ref"), str):
+            continue
+        if not reference.startswith("#/"):  # an anchor or address, which any of them may have
+            return every
+        key, name = [*pointer(reference), "", ""][:2]
+        if name in every.get(key, ()) and name not in found[key]:
+            found[key][name] = every[key][name]
+            waiting.append(found[key][name])
+    return {key: names for key, names in found.items() if names}
+
+
+class Lines(list[str]):
+    """The rules of a grammar, which may be much longer than the schemas that they come from."""
+
+    num_chars = 0
+
+    def append(self, line: str) -> None:
+        """Add a rule.
+
+        Raises:
+            RequestError: the grammar is longer than one may be.
+        """
+        super().append(line)
+        self.num_chars += len(line) + 1
+        if self.num_chars > MAX_TEXT_BYTES:
+            raise RequestError(
+                f"the Lark grammar of the tools has {self.num_chars} bytes or more but at most "
+                f"{MAX_TEXT_BYTES} are taken; send fewer or smaller tools"
+            )
 
 
 Limits = tuple[int, int | None]
@@ -58,11 +101,11 @@ class ValueRules(ABC):
     key_end = ":"
 
     def __init__(
-        self, schema: Mapping[str, Any], lines: list[str], spelled: Callable[[str], str]
+        self, schema: Mapping[str, Any], lines: Lines, spelled: Callable[[str], str]
     ) -> None:
         """Rules go to the end of `lines`; `spelled`: a marker as text and ids of special tokens."""
         self.root, self.lines, self.spelled = schema, lines, spelled
-        self._known: dict[tuple[str, str], str] = {}  # rules of references
+        self._known: dict[tuple[str, str], str] = {}  # rules of references and of JSON
 
     def arguments(self) -> str:
         """All arguments of a call."""
@@ -92,21 +135,29 @@ class ValueRules(ABC):
 
     def scalar(self, schema: Any, end: str) -> str:
         """A number, true, false or null."""
-        return as_json(schema, self.root)
+        return self.json(schema)
+
+    def json(self, schema: Any) -> str:
+        """A JSON value of a schema; one rule for all that are equal."""
+        key = "%json", json.dumps(schema)
+        if key not in self._known:
+            self._known[key] = self.named("json", as_json(schema, self.root))
+        return self._known[key]
 
     def value(self, schema: Any, end: str = "", depth: int = 0) -> str:
         """A value of this schema."""
         schema = schema if isinstance(schema, Mapping) else {}
         self._check(schema)
-        if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#"):
+        reference, is_deep = schema.get("$ref"), depth >= MAX_DEPTH
+        if isinstance(reference, str) and reference.startswith("#") and not is_deep:
             return self._referenced(reference, end, depth)
         if values := listed(schema):
             return self._one_of(self.literal(value, end) for value in values)
         for key in ("anyOf", "oneOf", "allOf"):
-            if schema.get(key) and isinstance(schema[key], list):
+            if schema.get(key) and isinstance(schema[key], list) and not is_deep:
                 return self._one_of(self.value(one, end, depth + 1) for one in schema[key])
         types = schema.get("type") or _guessed_types(schema)
-        names = types if isinstance(types, list) else [types]
+        names = dict.fromkeys(map(str, types)) if isinstance(types, list) else [types]
         return self._one_of(self._typed(name, schema, end, depth) for name in names)
 
     def members(self, schema: Mapping[str, Any], depth: int = 0) -> Members:
@@ -179,10 +230,9 @@ class ValueRules(ABC):
         """The rule of a reference, which may be recursive."""
         if known := self._known.get((reference, end)):
             return known
-        number = self._number()
-        self._known[reference, end] = name = f"ref_{number}"
+        self._known[reference, end] = name = f"ref_{self._number()}"
         schema = referenced(reference, self.root)
-        self.lines[number] = f"{name}: {self.value(schema, end, depth + 1)}"
+        self.lines.append(f"{name}: {self.value(schema, end, depth + 1)}")
         return name
 
     def _one_of(self, choices: Any) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import tracemalloc
+from time import process_time
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -355,6 +357,61 @@ def test_arguments_between_markers_may_refer_to_definitions():
     text = "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"
     assert accepts(constraint, text.format(7))
     assert not accepts(constraint, text.format("x"))
+
+
+OWN_FORMS = ("Qwen3-Coder", "google-gemma-4-31B-it", "LFM2.5-8B-A1B", "MiniMax-M3")
+TEXT = {"type": "string"}
+
+
+@pytest.mark.parametrize("name", OWN_FORMS)
+def test_a_grammar_grows_with_the_schema_and_not_with_its_definitions_at_each_property(name):
+    number = {"title": "n" * 50_000, "anyOf": [{"type": "integer"}]}
+    properties = {f"a{at}": {"$ref": "#/$defs/n"} for at in range(50)}
+    tools = tools_of({
+        "type": "object", "properties": properties | {f"b{at}": TEXT for at in range(50)},
+        "$defs": {"n": number, "unused": TEXT | {"title": "u" * 100_000}},
+    })  # fmt: skip
+    assert len(rules(tools).required(calls_of(name)).text) < 80_000
+
+
+def nested(make, count):
+    schema: dict[str, object] = TEXT
+    for _ in range(count):
+        schema = make(schema)
+    return schema
+
+
+@pytest.mark.parametrize("name", OWN_FORMS)
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        # each with a copy of what they share, if the limit were asked for at the end only
+        {
+            "properties": {f"a{at}": {"$ref": "#/$defs/n", "title": f"{at}"} for at in range(200)},
+            "$defs": {"n": {"enum": [*range(10_000)]}},
+        },
+        {"properties": {"a": nested(lambda one: {"anyOf": [one]}, 400)}},
+        {
+            "properties": {"a": {"$ref": "#/$defs/0"}},
+            "$defs": {f"{at}": {"$ref": f"#/$defs/{at + 1}"} for at in range(600)} | {"600": TEXT},
+        },
+        nested(
+            lambda one: {
+                "type": ["object", "object"], "properties": {"a": one}, "required": ["a"],
+            }, 16,
+        ),
+        {"properties": {"a": {"type": ["string"] + ["object"] * 9000, "title": "x" * 50_000}}},
+    ],
+)  # fmt: skip
+def test_a_schema_that_multiplies_takes_little_time_and_memory(name, parameters):
+    begin = process_time()
+    tracemalloc.start()
+    with contextlib.suppress(RequestError):
+        rules(tools_of({"type": "object", **parameters})).required(calls_of(name))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 << 20
+    assert process_time() - begin < 10
 
 
 def test_a_list_of_at_least_fewer_than_none_may_be_empty():

@@ -49,7 +49,7 @@ class _PythonValues(ValueRules):
 
     def value(self, schema: Any, end: str = "", depth: int = 0) -> str:
         is_object = isinstance(schema, Mapping) and schema.get("type") == "object"
-        return as_json(schema, self.root) if is_object else super().value(schema, end, depth)
+        return self.json(schema) if is_object else super().value(schema, end, depth)
 
 
 def _source_of_value(reader: AnswerReader) -> Reading[str]:
