@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from headstart.text.toolcalls.argument_types import parameters_of, types_of
+from headstart.text.toolcalls.argument_types import ToolSchema, parameters_of
 from headstart.text.toolcalls.formats import JsonCall, MarkedCalls, NamedCall, TaggedArguments
 from headstart.text.toolcalls.json_text import dump
 from headstart.text.toolcalls.reader import Tools
@@ -160,7 +160,7 @@ class _TaggedValues(ValueRules):
         spelled: Callable[[str], str],
     ) -> None:
         super().__init__(schema, lines, spelled)
-        self._form = form
+        self._form, self._types_of = form, ToolSchema(schema).types_of
 
     def member(self, key: str, value: Callable[[str], str]) -> str:
         form = self._form
@@ -168,7 +168,7 @@ class _TaggedValues(ValueRules):
         return f"{opening} {value(form.value_end)}"
 
     def value(self, schema: Any, end: str = "", depth: int = 0) -> str:
-        may_be_text = "string" in types_of(schema, self.root)
+        may_be_text = "string" in self._types_of(schema)
         return super().value(schema, end, depth) if may_be_text else self.scalar(schema, end)
 
     def _typed(self, name: Any, schema: Mapping[str, Any], end: str, depth: int) -> str:

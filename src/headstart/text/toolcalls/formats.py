@@ -10,12 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from headstart.text.toolcalls.argument_types import (
-    TEXT,
-    parameters_of,
-    property_of,
-    types_of,
-)
+from headstart.text.toolcalls.argument_types import TEXT
 from headstart.text.toolcalls.json_text import (
     dump,
     python_value,
@@ -258,8 +253,8 @@ class TaggedArguments:
     def _read_value(
         self, reader: AnswerReader, name: str, key: str, call_ends: Sequence[str]
     ) -> Reading[None]:
-        root = parameters_of(reader.tools[name])
-        types = types_of(property_of(root, key, root), root)
+        schema = reader.schema_of(name)
+        types = schema.types_of(schema.property_of(schema.root, key))
         if self.attribute_end:
             word = yield from reader.before(self.attribute_end.strip())
             types = TEXT if word == self.text_attribute else frozenset()

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from headstart.structures.prefix import num_begun
+from headstart.text.toolcalls.argument_types import ToolSchema, parameters_of
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, Content, Thoughts, ToolCall
 
 Tools = Mapping[str, Mapping[str, Any]]
@@ -42,6 +43,7 @@ class AnswerReader:
     ) -> None:
         """`read` parses a whole answer; without `tools` calls stay in the content."""
         self.tools, self.start, self.splits_thoughts = tools, start, splits_thoughts
+        self._schemas: dict[str, ToolSchema] = {}
         self.text = ""
         self.at = 0
         self.is_over = False
@@ -73,6 +75,12 @@ class AnswerReader:
             self.at = len(self.text)
         events, self._events = self._events, []
         return events
+
+    def schema_of(self, name: str) -> ToolSchema:
+        """The schema of a tool's arguments, with what was found in it before."""
+        if name not in self._schemas:
+            self._schemas[name] = ToolSchema(parameters_of(self.tools[name]))
+        return self._schemas[name]
 
     def content(self, text: str) -> None:
         self._note(Content(text))

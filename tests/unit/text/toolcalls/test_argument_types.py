@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+from time import process_time
 
 import pytest
-from tests.unit.text.toolcalls.test_constraint import accepts, rules, tools_of, written
-from tests.unit.text.toolcalls.test_llama_server_parses import FAMILIES
+from tests.unit.text.toolcalls.test_constraint import (
+    accepts,
+    calls_of,
+    rules,
+    tools_of,
+    written,
+)
+from tests.unit.text.toolcalls.test_llama_server_parses import FAMILIES, reader_of
 from tests.unit.text.toolcalls.test_parser import read
 
-from headstart.text.toolcalls.argument_types import types_of
+from headstart.text.toolcalls.argument_types import ToolSchema
 from headstart.text.toolcalls.json_text import python_value
 
 ARGUMENTS = {
@@ -65,6 +72,35 @@ def test_arguments_of_all_types_are_read_as_the_schema_has_them(name):
         assert {"note": None, **json.loads(call.arguments)} == ARGUMENTS
 
 
+def parameter(name, value):
+    return f"<parameter={name}>\n{value}\n</parameter>\n"
+
+
+def element(name, value):
+    return f"~<{name}>{value}~</{name}>".replace("~", "]<]minimax[>[")
+
+
+@pytest.mark.parametrize(
+    ("name", "written_as", "inner"),
+    [("Qwen3-Coder", parameter, "7"), ("MiniMax-M3", element, element("item", 7) * 3)],
+)
+def test_a_schema_of_many_alternatives_takes_no_time_at_each_argument(name, written_as, inner):
+    integers = {"items": {"$ref": "#/$defs/n"}, "type": "array"}
+    tools = tools_of({
+        "type": "object",
+        "properties": {"a": {"anyOf": [integers, *({} for _ in range(100_000))]}},
+        "$defs": {"n": {"enum": [*range(200_000)]}},
+    })  # fmt: skip
+    if name == "Qwen3-Coder":
+        tools[0]["function"]["parameters"]["properties"]["a"]["anyOf"][0] = {"$ref": "#/$defs/n"}
+    calls = calls_of(name)
+    opening = calls.section_start + calls.call_start + calls.body.head.replace("{name}", "f")
+    begin = process_time()
+    [call] = read(reader_of(name)[1], [opening, written_as("a", inner) * 200], tools=tools).calls
+    assert process_time() - begin < 3
+    assert call.arguments.count("7") == 200 * inner.count("7")
+
+
 def test_a_number_with_a_comma_is_no_list():
     assert python_value("1,000") == "1,000"
     assert python_value("(1, 0)") == (1, 0)
@@ -93,7 +129,7 @@ def test_a_reference_is_a_pointer_as_part_of_an_address(reference):
     number = {"type": "number"}
     names = ("Record<string,unknown>", "a/b", "a~1b")
     root = {"definitions": dict.fromkeys(names, number), "anyOf": [{}, {"allOf": [number]}]}
-    assert types_of({"$ref": reference}, root) == {"number"}
+    assert ToolSchema(root).types_of({"$ref": reference}) == {"number"}
 
 
 @pytest.mark.parametrize(
@@ -101,4 +137,4 @@ def test_a_reference_is_a_pointer_as_part_of_an_address(reference):
 )
 def test_a_reference_to_nothing_names_no_type(place):
     root = {"anyOf": [{"type": "string"}], "type": "object"}
-    assert types_of({"$ref": f"#/{place}"}, root) == set()
+    assert ToolSchema(root).types_of({"$ref": f"#/{place}"}) == set()

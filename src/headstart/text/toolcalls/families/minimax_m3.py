@@ -6,17 +6,11 @@ Source: its chat template in llama.cpp's models/templates.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from headstart.text.toolcalls.answer_format import AnswerFormat
-from headstart.text.toolcalls.argument_types import (
-    TEXT,
-    parameters_of,
-    parts_of,
-    property_of,
-    types_of,
-)
+from headstart.text.toolcalls.argument_types import TEXT, ToolSchema
 from headstart.text.toolcalls.formats import MarkedCalls, NamedCall
 from headstart.text.toolcalls.json_text import dump, spelled_value
 from headstart.text.toolcalls.reader import AnswerReader, Reading
@@ -36,9 +30,9 @@ def _read_arguments(reader: AnswerReader, name: str, ends: Sequence[str]) -> Rea
     reader.arguments("{")
     before = ""
     while key := (yield from reader.behind_space(_read_tag(reader))):
-        root = parameters_of(reader.tools[name])
-        schema = property_of(root, key, root)
-        text = yield from _element(reader, key, nests=types_of(schema, root) != TEXT)
+        root = reader.schema_of(name)
+        schema = root.property_of(root.root, key)
+        text = yield from _element(reader, key, nests=root.types_of(schema) != TEXT)
         reader.arguments(f"{before}{dump(key)}:{dump(_value(text, schema, root))}")
         before = ","
     reader.arguments("}")
@@ -87,9 +81,9 @@ def _element(reader: AnswerReader, key: str, *, nests: bool) -> Reading[str]:
     return "".join(text)
 
 
-def _value(text: str, schema: Any, root: Mapping[str, Any], depth: int = 0) -> object:
+def _value(text: str, schema: Any, root: ToolSchema, depth: int = 0) -> object:
     """The value of an element: nested elements are an object or list, other text is a scalar."""
-    types = types_of(schema, root)
+    types = root.types_of(schema)
     if types == TEXT or depth == MAX_DEPTH:
         return text
     children = _children(text)
@@ -99,10 +93,10 @@ def _value(text: str, schema: Any, root: Mapping[str, Any], depth: int = 0) -> o
         return empty if is_empty else spelled_value(text, types)
     is_list = "array" in types or "object" not in types  # an object may have a property "item"
     if is_list and all(key == "item" for key, _ in children):
-        item = next((one["items"] for one in parts_of(schema, root) if "items" in one), None)
+        item = next((one["items"] for one in root.parts_of(schema) if "items" in one), None)
         return [_value(inner, item, root, depth + 1) for _, inner in children]
     return {
-        key: _value(inner, property_of(schema, key, root), root, depth + 1)
+        key: _value(inner, root.property_of(schema, key), root, depth + 1)
         for key, inner in children
     }
 
