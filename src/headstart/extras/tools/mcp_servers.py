@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from encodings import utf_8
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mcp import ClientSession, MCPError, StdioServerParameters, stdio_client
@@ -25,6 +28,35 @@ log = logging.getLogger(__name__)
 logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
 
 T = TypeVar("T")
+MAX_LINE_BYTES = 8 << 20  # of a message, as in llama-server
+
+
+class _LineDecoder(utf_8.IncrementalDecoder):
+    """UTF-8 that ends the connection at a line that is too long, of which the SDK has no limit."""
+
+    num_bytes = 0  # since the last line feed
+
+    def decode(self, data: Any, final: bool = False) -> str:
+        rest = data.rpartition(b"\n")[2]
+        self.num_bytes = len(rest) + self.num_bytes * (len(rest) == len(data))
+        if self.num_bytes > MAX_LINE_BYTES:
+            _connected.get().end_by_line()
+            return ""
+        return super().decode(data, final)
+
+
+def _find_codec(name: str) -> codecs.CodecInfo | None:
+    utf8 = codecs.lookup("utf-8")
+    return (
+        codecs.CodecInfo(utf8.encode, utf8.decode, incrementaldecoder=_LineDecoder, name=name)
+        if name == _LINES
+        else None
+    )
+
+
+_LINES = "headstart_mcp_lines"
+codecs.register(_find_codec)
+_connected: ContextVar[McpServer] = ContextVar("_connected")  # whose output a task reads
 
 
 class McpServer:
@@ -39,6 +71,7 @@ class McpServer:
         self._ending = asyncio.Event()
         self._has_ended: Callable[[], bool] = lambda: True
         self._failure, self._failed_at = "", float("-inf")
+        self._is_line_too_long = False
 
     async def discover(self) -> list[Tool]:
         """The server's tools; none, with a warning, if it does not work."""
@@ -75,6 +108,11 @@ class McpServer:
         if result.is_error:
             raise ToolError(text or f"{tool} of the MCP server {self.name} failed")
         return text
+
+    def end_by_line(self) -> None:
+        """End the program for a line that is too long."""
+        self._session, self._is_line_too_long = None, True
+        self._ending.set()
 
     async def close(self) -> None:
         self._session = None
@@ -120,12 +158,14 @@ class McpServer:
 
     async def _hold(self, started: asyncio.Future[ClientSession]) -> None:
         """Keep the program running until `close`; the task that starts it must also end it."""
-        config = self._config
+        config, self._is_line_too_long = self._config, False
+        _connected.set(self)
         parameters = StdioServerParameters(
             command=config.command,
             args=config.args,
             env=shared_environment() | config.env,
             cwd=config.cwd,
+            encoding=_LINES,
         )
         info = Implementation(name="headstart", version=__version__)
         try:
@@ -148,7 +188,10 @@ class McpServer:
             reasons = {
                 REQUEST_TIMEOUT: f" did not answer within {self._config.timeout_ms / 1000:g} "
                 "seconds (timeout_ms)",
-                CONNECTION_CLOSED: " ended",
+                CONNECTION_CLOSED: f" wrote a line of more than {MAX_LINE_BYTES >> 20} MiB, the "
+                "longest that is read; ask it for less"
+                if self._is_line_too_long
+                else " ended",
             }
             reason = reasons.get(error.code, f": {error.message}")
             raise ToolError(f"the MCP server {self.name}{reason}") from error

@@ -15,7 +15,7 @@ def say(**message: Any) -> None:
 
 
 def listed(cursor: str | None) -> dict[str, Any]:
-    names = ["echo", "fail", "sleep"] if cursor is None else ["end", "leave", "where"]
+    names = ["echo", "fail", "sleep"] if cursor is None else ["end", "leave", "where", "flood"]
     schema = {"type": "object", "properties": {"text": {"type": "string"}}}
     tools = [{"name": name, "description": name, "inputSchema": schema} for name in names]
     return {"tools": tools} | ({"nextCursor": "more"} if cursor is None else {})
@@ -27,6 +27,9 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     if name == "end":
         print("no more", file=sys.stderr, flush=True)
         os._exit(1)
+    if name == "flood":
+        for _ in range(24):
+            sys.stdout.write("x" * 2**20)
     text = os.environ.get("WHERE", "") if name == "where" else str(arguments.get("text"))
     parts = [{"type": "text", "text": text}, {"type": "image", "data": "", "mimeType": "image/png"}]
     return {"content": parts, "isError": name == "fail"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -46,7 +47,7 @@ async def test_tools_of_all_pages_are_offered_under_the_servers_name():
     async with started(a=ENTRY, b=ENTRY) as box:
         described = [tool.describe() for tool in (await box.tools()).values()]
     names = [f"{server}_{tool}" for server in "ab" for tool in
-             ("echo", "fail", "sleep", "end", "leave", "where")]  # fmt: skip
+             ("echo", "fail", "sleep", "end", "leave", "where", "flood")]  # fmt: skip
     assert [one["tool"] for one in described] == names
     function = described[0]["definition"]["function"]
     assert (function["name"], described[0]["type"]) == ("a_echo", "mcp")
@@ -74,6 +75,23 @@ async def test_a_server_that_ended_in_a_call_or_between_two_is_started_again(too
         assert "ended" in answered["error"] if tool == "end" else answered == BYE
         while not box._servers[0]._has_ended():
             await asyncio.sleep(0.01)
+        assert await call(box, "a_echo", text="bye") == BYE
+
+
+async def test_a_line_without_end_ends_the_connection_and_takes_no_memory():
+    async with started(a=ENTRY) as box:
+        assert await call(box, "a_echo", text="é" * 1_000_000) == {
+            "plain_text_response": "é" * 1_000_000
+        }
+        tracemalloc.start()
+        answered = await call(box, "a_flood")
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert answered == {
+            "error": "the MCP server a wrote a line of more than 8 MiB, the longest that is read; "
+            "ask it for less"
+        }
+        assert peak < 40 << 20
         assert await call(box, "a_echo", text="bye") == BYE
 
 
