@@ -166,6 +166,7 @@ class McpServer:
             env=shared_environment() | config.env,
             cwd=config.cwd,
             encoding=_LINES,
+            encoding_error_handler="replace",
         )
         info = Implementation(name="headstart", version=__version__)
         try:

@@ -43,6 +43,7 @@ def main() -> None:
             sys.stdin.read()
             return
     print("this is no JSON", flush=True)
+    sys.stdout.buffer.write(b"and no UTF-8: \xff\n")
     for line in sys.stdin:
         message = json.loads(line)
         parameters = message.get("params", {})
