@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import tracemalloc
 from time import process_time
 
 import pytest
 from tests.unit.text.toolcalls.test_constraint import (
+    OWN_FORMS,
+    TEXT,
     accepts,
     calls_of,
     rules,
@@ -18,6 +22,7 @@ from tests.unit.text.toolcalls.test_parser import read
 
 from headstart.text.toolcalls.argument_types import ToolSchema
 from headstart.text.toolcalls.json_text import python_value
+from headstart.types.errors import RequestError
 
 ARGUMENTS = {
     "area": "90210", "flag": False, "grid": [[1, 2], [3], []], "note": None, "person": {
@@ -138,3 +143,43 @@ def test_a_reference_is_a_pointer_as_part_of_an_address(reference):
 def test_a_reference_to_nothing_names_no_type(place):
     root = {"anyOf": [{"type": "string"}], "type": "object"}
     assert ToolSchema(root).types_of({"$ref": f"#/{place}"}) == set()
+
+
+def nested(make, count):
+    schema: dict[str, object] = TEXT
+    for _ in range(count):
+        schema = make(schema)
+    return schema
+
+
+@pytest.mark.parametrize("name", OWN_FORMS)
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        # each with a copy of what they share, if the limit were asked for at the end only
+        {
+            "properties": {f"a{at}": {"$ref": "#/$defs/n", "title": f"{at}"} for at in range(200)},
+            "$defs": {"n": {"enum": [*range(10_000)]}},
+        },
+        {"properties": {"a": nested(lambda one: {"anyOf": [one]}, 400)}},
+        {
+            "properties": {"a": {"$ref": "#/$defs/0"}},
+            "$defs": {f"{at}": {"$ref": f"#/$defs/{at + 1}"} for at in range(600)} | {"600": TEXT},
+        },
+        nested(
+            lambda one: {
+                "type": ["object", "object"], "properties": {"a": one}, "required": ["a"],
+            }, 16,
+        ),
+        {"properties": {"a": {"type": ["string"] + ["object"] * 9000, "title": "x" * 50_000}}},
+    ],
+)  # fmt: skip
+def test_a_schema_that_multiplies_takes_little_time_and_memory(name, parameters):
+    begin = process_time()
+    tracemalloc.start()
+    with contextlib.suppress(RequestError):
+        rules(tools_of({"type": "object", **parameters})).required(calls_of(name))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 << 20
+    assert process_time() - begin < 10

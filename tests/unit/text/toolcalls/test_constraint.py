@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import tracemalloc
-from time import process_time
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -372,46 +370,6 @@ def test_a_grammar_grows_with_the_schema_and_not_with_its_definitions_at_each_pr
         "$defs": {"n": number, "unused": TEXT | {"title": "u" * 100_000}},
     })  # fmt: skip
     assert len(rules(tools).required(calls_of(name)).text) < 80_000
-
-
-def nested(make, count):
-    schema: dict[str, object] = TEXT
-    for _ in range(count):
-        schema = make(schema)
-    return schema
-
-
-@pytest.mark.parametrize("name", OWN_FORMS)
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        # each with a copy of what they share, if the limit were asked for at the end only
-        {
-            "properties": {f"a{at}": {"$ref": "#/$defs/n", "title": f"{at}"} for at in range(200)},
-            "$defs": {"n": {"enum": [*range(10_000)]}},
-        },
-        {"properties": {"a": nested(lambda one: {"anyOf": [one]}, 400)}},
-        {
-            "properties": {"a": {"$ref": "#/$defs/0"}},
-            "$defs": {f"{at}": {"$ref": f"#/$defs/{at + 1}"} for at in range(600)} | {"600": TEXT},
-        },
-        nested(
-            lambda one: {
-                "type": ["object", "object"], "properties": {"a": one}, "required": ["a"],
-            }, 16,
-        ),
-        {"properties": {"a": {"type": ["string"] + ["object"] * 9000, "title": "x" * 50_000}}},
-    ],
-)  # fmt: skip
-def test_a_schema_that_multiplies_takes_little_time_and_memory(name, parameters):
-    begin = process_time()
-    tracemalloc.start()
-    with contextlib.suppress(RequestError):
-        rules(tools_of({"type": "object", **parameters})).required(calls_of(name))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 8 << 20
-    assert process_time() - begin < 10
 
 
 def test_a_list_of_at_least_fewer_than_none_may_be_empty():
