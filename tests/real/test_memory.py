@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from tests.architectures import tiny_hybrid, write_model
 from tests.models import tiny_bert, tiny_llama
-from tests.real.support import decode, engine_of
+from tests.real.support import decode, engine_of, without_draft
 
 from headstart.app import loading
-from headstart.app.assemble import Models, build_scheduler
+from headstart.app.assemble import Models, build_scheduler, load_served_model
 from headstart.app.loading import fit_models
 from headstart.config import (
     Config,
@@ -203,6 +203,14 @@ def test_overrides_reach_libllama(tmp_path: Path) -> None:
     text = [1, 2, 3, 4]
     differs = decode(changed, text) != decode(engine_of(path), text)
     assert differs.any(), "another RoPE, other logits"
+
+
+def test_overrides_reach_the_vocabulary_of_the_web_process(tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "m.gguf")
+    for is_on in (True, False):
+        override = f"tokenizer.ggml.add_bos_token=bool:{str(is_on).lower()}"
+        config = Config(engine=EngineConfig(override_kv=override))
+        assert load_served_model(config, without_draft(path)).vocab.add_bos == is_on
 
 
 def test_one_exact_sequence_without_drafts_decodes(tmp_path: Path) -> None:

@@ -245,7 +245,7 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
     from headstart.server.service import ServedModel
     from headstart.text.chat_template import ChatTemplate, template_by_hand
 
-    model = Model(models.target)
+    model = Model(models.target, overrides=config.engine.override_kv)
     vocab = model.vocab
     bos, eos = (
         "" if token is None else vocab.token_text(token).decode("utf-8", "replace")

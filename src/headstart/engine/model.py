@@ -30,19 +30,22 @@ class Model:
         config: EngineConfig | None = None,
         *,
         is_drafter: bool = False,
+        overrides: str | None = None,
     ) -> None:
         """Load the file.
 
         Args:
             path: the GGUF.
             config: how to load it; None: without weights, for its vocabulary and template.
+            overrides: its --override-kv if there is no config.
             is_drafter: it reads hidden states of another model and does not write by itself.
 
         Raises:
             ModelError: it cannot be read or does not generate text.
             ConfigError: devices or splits do not exist.
         """
-        vocab_only, config = config is None, config or EngineConfig(gpu_layers=0)
+        vocab_only = config is None
+        config = config or EngineConfig(gpu_layers=0, override_kv=overrides)
         library.start(config.numa)
         self.path = Path(path)
         check_file(self.path)
