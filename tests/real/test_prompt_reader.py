@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tests.architectures import write_model
 from tests.harness import play
 from tests.models import tiny_llama
+from tests.planted import noted
 from tests.real.answers import make_requests
 from tests.real.support import without_draft
 
@@ -141,6 +142,18 @@ def test_weights_are_mapped_unpacked_where_prompts_are_faster_with_them(
         loading.unpack_prompts(engine, config)
         read(engine, 0, 0, 40)
         assert not lengths(engine)
+
+
+def test_decodes_of_few_rows_try_no_unpacked_weights(path: Path, monkeypatch) -> None:
+    """Libllama aborts if a decode has more."""
+    monkeypatch.setattr(loading, "can_measure", lambda: True)
+    monkeypatch.setattr(loading, "uses_of", lambda _: {REPACKED: Use(weights=1000, cache=1000)})
+    trials = noted(monkeypatch, loading, "Model")
+    config = replace(CONFIG, batch=16)
+    engine = LlamaEngine(Model(path, config), config, Limits(1, 8, 8))
+    monkeypatch.setattr(prompt_reader.PromptReader, "speedup", lambda *_: 2.0)
+    loading.unpack_prompts(engine, config)
+    assert not trials
 
 
 def test_a_known_beginning_that_was_moved_is_where_it_was_moved_to(path: Path) -> None:

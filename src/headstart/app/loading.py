@@ -26,6 +26,7 @@ from headstart.engine.machine import available_memory
 from headstart.engine.media import Projector
 from headstart.engine.model import Model
 from headstart.engine.parameters import ENCODERS, Limits
+from headstart.engine.prompt_reader import LEAST_ROWS
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.text.vocabulary.replacements import parse_pairs
@@ -146,7 +147,8 @@ def unpack_prompts(engine: LlamaEngine, config: EngineConfig) -> None:
     the mapped file fits into memory beside the others.
     """
     is_mapped = config.mmap and not config.mlock
-    if not (engine.reader and config.repack and is_mapped and can_measure()):
+    is_wide = engine.max_batch_tokens >= LEAST_ROWS
+    if not (engine.reader and is_wide and config.repack and is_mapped and can_measure()):
         return
     uses = uses_of(engine.handle)
     spare = available_memory() - 2 * sum(use.weights for use in uses.values())
