@@ -12,6 +12,8 @@ def main() -> int:
     Ctrl-C ends it without a word while Python still imports; a package that is missing is named.
     """
     _prepare_streams()
+    # a launcher that ignores it makes every child's exit code, and so its end, unknown
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # an import that it ends blames the package
         signal.signal(signal.SIGINT, signal.SIG_DFL)

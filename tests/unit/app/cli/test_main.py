@@ -50,6 +50,13 @@ def test_a_missing_dependency_is_one_line(package: str) -> None:
     assert (done.returncode, done.stdout) == (1, "")
 
 
+def test_the_end_of_a_child_is_known_also_where_the_launcher_ignored_it() -> None:
+    code = "import signal, sys; from headstart.__main__ import main; sys.argv[1:] = ['--help']\n"
+    code += "main(); sys.exit(signal.getsignal(signal.SIGCHLD) != signal.SIG_DFL)"
+    script = """trap '' CHLD; exec "$0" -c "$1" """
+    subprocess.run(["sh", "-c", script, sys.executable, code], check=True, timeout=60)
+
+
 def test_a_terminal_without_a_character_shows_another() -> None:
     command = [sys.executable, "-m", "headstart", "serve", "--help-all"]
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
