@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from starlette.responses import StreamingResponse
@@ -91,6 +92,19 @@ async def test_a_model_that_cannot_be_loaded_again_is_tried_with_the_next_reques
         await worker.wake()
     assert worker.status == "sleeping"
     await asyncio.gather(worker.wake(), worker.wake())
+    assert worker.status == "ready"
+    await ask(worker)
+    await worker.close()
+
+
+async def test_a_model_wakes_also_if_there_was_no_thread_to_close_its_engine(monkeypatch) -> None:
+    worker = client_of([])
+    await worker.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadTransport, "close", Mock(side_effect=RuntimeError("no new thread")))
+        await worker.sleep()
+        await asyncio.sleep(0.01)
+    await worker.wake()
     assert worker.status == "ready"
     await ask(worker)
     await worker.close()

@@ -101,7 +101,7 @@ class WorkerClient:
 
     async def _load_again(self) -> None:
         if self._unloading is not None:
-            await self._unloading
+            await asyncio.wait([self._unloading])  # it fails where no thread can be made
         self._ready = self._loop.create_future()
         try:
             if self.status == "closed":
