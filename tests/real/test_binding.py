@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import shutil
 import subprocess
@@ -276,6 +277,9 @@ def test_a_missing_file_an_empty_one_and_a_folder_are_named(tmp_path: Path) -> N
         Model(tmp_path / "nowhere.gguf", EngineConfig())
     with pytest.raises(ModelError, match="cannot be read: Is a directory"):
         Model(tmp_path, EngineConfig())
+    (odd := Path(os.fsdecode(b"%s/a\xff.gguf" % os.fsencode(tmp_path)))).touch()
+    with pytest.raises(ModelError, match=r"/a\?\.gguf is not in UTF-8; rename"):
+        Model(odd, EngineConfig())
 
 
 def test_a_missing_draft_file_stops_the_start(tmp_path: Path) -> None:

@@ -160,6 +160,18 @@ def test_heads_are_found_in_the_model_or_beside_it_or_where_they_are_named(tmp_p
     assert types_of(trunk) == ["suffix", "mtp"]
 
 
+def test_a_broken_file_beside_a_model_is_left_out_by_name(
+    tmp_path: Path, files: dict[str, bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    (trunk := tmp_path / "trunk.gguf").write_bytes(files["trunk"])
+    for name, size in (("empty", 0), ("header", 1000), ("tensors", len(files["heads"]) - 1)):
+        (tmp_path / f"mtp-{name}.gguf").write_bytes(files["heads"][:size])
+    (tmp_path / "mtp-gone.gguf").symlink_to(tmp_path / "none.gguf")
+    assert find_heads(trunk) is None
+    for name in ("empty", "header", "tensors", "gone"):
+        assert f"mtp-{name}.gguf" in caplog.text
+
+
 def test_a_file_of_heads_is_not_used_where_drafts_are_off(tmp_path: Path) -> None:
     trunk = with_heads(tmp_path / "trunk.gguf", "step35", 0)
     models = Models(trunk, only_heads(tmp_path / "heads.gguf", "step35", 1), is_demo=False)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from headstart.config import EngineConfig
-from headstart.engine.gguf_header import GgufHeader
+from headstart.engine.gguf_header import GgufHeader, check_file
 from headstart.engine.library import api, libllama_error, take_errors
 from headstart.types.errors import ConfigError, ModelError
 from headstart.types.request import MAX_SCALE
@@ -96,6 +96,7 @@ class Adapters:
 
 
 def _load(model: Any, path: Path) -> Any:
+    check_file(path)
     take_errors()
     adapter = api.llama_adapter_lora_init(model.handle, str(path).encode())
     if not adapter:

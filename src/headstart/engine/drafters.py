@@ -19,6 +19,7 @@ from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.library import api
 from headstart.engine.parameters import Facts
 from headstart.types import LAST_STATE
+from headstart.types.errors import ModelError
 
 log = logging.getLogger(__name__)
 # speculators, by which their files are distinguished
@@ -100,7 +101,7 @@ def find_heads(target: Path) -> Drafter | None:
     several that fit, the one whose name is most similar to the target's.
 
     Raises:
-        ModelError: a file is missing or not a GGUF.
+        ModelError: the target is missing or not a GGUF.
     """
     count, reason = read_heads(target)
     if reason:
@@ -109,8 +110,13 @@ def find_heads(target: Path) -> Drafter | None:
         return Drafter(target, HEADS, count, is_in_target=True)
     fitting, own = list[Drafter](), GgufHeader(target).architecture
     for path in sorted(target.parent.glob("mtp-*.gguf")):
-        one = read_drafter(path)
-        if (mismatch := why_not_heads(one, target)) is None:
+        try:
+            one = read_drafter(path)
+            mismatch = why_not_heads(one, target)
+        except ModelError as error:
+            log.warning("multi-token heads are not used: %s", error)
+            continue
+        if mismatch is None:
             fitting.append(one)
         elif GgufHeader(path).architecture == own:  # others belong to another model
             log.warning("multi-token heads in %s are not used: %s", path, mismatch)
@@ -133,6 +139,8 @@ def why_not_heads(drafter: Drafter, target: Path) -> str | None:
     if not drafter.num_heads:
         return read_heads(drafter.path)[1] or "it has no weights of heads"
     own, other = GgufHeader(drafter.path), GgufHeader(target)
+    if own.is_cut_off:
+        return "it is cut off; download it again"
     pairs = {
         "architecture": (own.architecture, other.architecture),
         "width": (_width(own), _width(other)),

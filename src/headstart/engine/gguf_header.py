@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.engine.library import api
-from headstart.types.errors import ModelError
+from headstart.types.errors import ModelError, plain_text
 
 _ARRAY = 9
 T = TypeVar("T", np.float32, np.int64)
@@ -27,8 +27,10 @@ def check_file(path: Path) -> None:
     """Reject what libllama would refuse with less helpful messages.
 
     Raises:
-        ModelError: missing, a folder, unreadable, too short or not GGUF.
+        ModelError: missing, a folder, unreadable, too short, not GGUF, or its name is not text.
     """
+    if (name := plain_text(str(path))) != str(path):
+        raise ModelError(f"the path {name} is not in UTF-8; rename the file, or name a link to it")
     try:
         with path.open("rb") as file:
             head = file.read(24)
@@ -119,13 +121,23 @@ class GgufHeader:
         wanted = {np.float32: 0, np.int64: 27}[kind]  # ggml's type ids
         if index < 0 or api.gguf_get_tensor_type(self._file, index) != wanted:
             return None
-        start = api.gguf_get_data_offset(self._file)
-        start += api.gguf_get_tensor_offset(self._file, index)
-        size = api.gguf_get_tensor_size(self._file, index)
+        start, size = self._place(index)
         with self.path.open("rb") as file:
             file.seek(start)
             data = file.read(size)
         return np.frombuffer(data, kind) if len(data) == size else None
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the file ends before its last tensor does."""
+        last = int(api.gguf_get_n_tensors(self._file)) - 1
+        return last >= 0 and self.path.stat().st_size < sum(self._place(last))
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Where in the file a tensor begins, and its bytes."""
+        start = int(api.gguf_get_data_offset(self._file))
+        start += int(api.gguf_get_tensor_offset(self._file, index))
+        return start, int(api.gguf_get_tensor_size(self._file, index))
 
     def _find(self, key: str) -> int:
         return int(api.gguf_find_key(self._file, key.encode()))
