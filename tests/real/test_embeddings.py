@@ -72,6 +72,12 @@ def test_a_text_has_the_same_vector_alone_and_among_others(files, name, pooling,
     assert np.abs(alone[0][0] - alone[1][0]).max() > 1e-3
 
 
+def test_a_small_batch_bounds_no_texts(files: dict[str, Path]) -> None:
+    config = EngineConfig(gpu_layers=0, threads=1, batch=32)
+    model = LlamaEmbedder(Model(files["llama"], config), config, EmbeddingConfig())
+    assert len(model.embed([TEXTS[0]])) == 1
+
+
 @pytest.mark.parametrize("name", ["llama", "hybrid"])
 def test_the_last_tokens_vector_does_not_depend_on_the_pieces(files: dict[str, Path], name) -> None:
     model = embedder(files[name], pooling="last")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headstart.config import CACHE_TYPES, PLAIN_CACHE_TYPES, EngineConfig
@@ -190,7 +190,8 @@ def embedding_params(facts: Facts, config: EngineConfig) -> Any:
     if config.context:
         cells = min(config.context, facts.train_context)
     cells = max(cells, ubatch)
-    params = context_params(facts, config, Limits(num_texts, 1, 0, embeds=True), cells)
+    limits = Limits(num_texts, 1, 0, embeds=True)
+    params = context_params(facts, replace(config, batch=ubatch), limits, cells)
     params.n_ctx, params.n_seq_max = cells, num_texts
     params.n_batch = params.n_ubatch = ubatch
     params.n_outputs_max = params.n_batch
