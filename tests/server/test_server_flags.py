@@ -176,6 +176,8 @@ def test_a_port_in_use_is_named_with_the_remedy():
 def test_an_address_that_is_not_ours_is_a_config_error():
     with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1.*another --host"):
         take_port(ServerConfig(host="192.0.2.1"))
+    with pytest.raises(ConfigError, match="--host is ', ' but must name an address"):
+        serve(ServerConfig(host=", "), FakeWorker(), served_model, print, ())
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,8 @@ class StoppableServer(uvicorn.Server):
 def take_ports(config: ServerConfig) -> Iterator[socket.socket]:
     """Listen on all configured addresses, one after the other; as `take_port`."""
     hosts = [host.strip() for host in config.host.split(",") if host.strip()]
+    if not hosts:
+        raise ConfigError(f"--host is {config.host!r} but must name an address; 127.0.0.1 is usual")
     for host in hosts:
         yield take_port(replace(config, host=host), only_ipv6=len(hosts) > 1)
 
