@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import TextIO
 
@@ -48,8 +49,7 @@ class Progress:
             self._works = {name: (begun.get(name, now), far) for name, far in works.items()}
             if not works and self._is_shown:
                 self._is_shown = False
-                self._stream.write("\r\x1b[K")
-                self._stream.flush()
+                self._write("\r\x1b[K")
 
     def show(self) -> None:
         """Show the progress of long tasks."""
@@ -62,10 +62,14 @@ class Progress:
             )
             if words and self._stream.isatty():
                 self._is_shown = True
-                self._stream.write(f"\r{words}\x1b[K")
-                self._stream.flush()
+                self._write(f"\r{words}\x1b[K")
             elif words:
                 log.info("%s", words)
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):  # the terminal was closed
+            self._stream.write(text)
+            self._stream.flush()
 
 
 def _repeat(progress: weakref.ref[Progress]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import logging
@@ -115,6 +116,19 @@ def test_on_a_terminal_long_work_is_a_line_that_moves_and_goes() -> None:
     progress.tell({})
     progress.show()
     assert terminal.getvalue() == "\rloading: 3 %, 2 s\x1b[K\rloading: 9 %, 4 s\x1b[K\r\x1b[K"
+
+
+def test_work_goes_on_when_its_terminal_is_closed() -> None:
+    class Closed(Terminal):
+        def flush(self) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+    clock = Clock()
+    progress = Progress(clock, Closed())
+    progress.tell({"loading": "1 %"})
+    clock.now = 4.0
+    progress.show()
+    progress.tell({})
 
 
 def test_a_thread_shows_work_that_says_nothing_until_it_is_forgotten() -> None:
