@@ -29,6 +29,7 @@ from headstart.sampling import sampler
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler import admission
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
+from headstart.server import adapters as adapters_module
 from headstart.server import anthropic, chat, completions, embeddings, ollama, responses, text
 from headstart.server import body as body_module
 from headstart.speculators.base import Speculator
@@ -132,6 +133,7 @@ MANY = [{"role": "user", "content": [{"type": "text", "text": "a"}] * 4000}]
         ("/completion", {"prompt": [97] * 40_000}, completions, "prompt_media"),
         ("/v1/completions", {"prompt": [97] * 40_000}, completions, "prompt_media"),
         ("/v1/embeddings", {"input": ["a"] * 20_000}, embeddings, "take_inputs"),
+        ("/lora-adapters", [{"id": 0}] * 10_000, adapters_module, "read_json"),
     ],
 )
 def test_a_long_body_becomes_a_prompt_in_a_thread(path, body, owner, name, monkeypatch):
@@ -323,12 +325,13 @@ def test_a_megabyte_is_not_told_by_hundreds_of_answers(client):
     assert taken.status_code == 200, taken.text[:1000]
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat", "/infill"])
 def test_thousands_of_wrong_entries_are_not_described_one_by_one(client, path, monkeypatch):
     described = noted(monkeypatch, body_module, "_explain")
-    for name in ("messages", "stop_sequences", "context"):
-        answer = client.post(path, json={"messages": [], name: [1.5] * 30_000})
-        assert answer.status_code in (200, 400)
+    known = {"messages": [], "input_prefix": "", "input_suffix": ""}
+    for name in ("messages", "stop_sequences", "context", "input_extra"):
+        answer = client.post(path, json=known | {name: [1.5] * 30_000})
+        assert answer.status_code in (200, 400, 501)
     assert {error.error_count() for error, _ in described} == {1}
 
 

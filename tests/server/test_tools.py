@@ -13,10 +13,12 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
+from tests.planted import threads_of
 from tests.server.fake_worker import HOLD, FakeWorker
 from tests.server.serving import error_of, served_model, serving, serving_app
 
 from headstart.config import ServerConfig, ToolsConfig
+from headstart.extras import vertex
 from headstart.extras.vertex import PATHS
 from headstart.server.app import create_app
 from headstart.server.extra_routes import Extra, applied, load_extras
@@ -285,7 +287,8 @@ def test_the_environment_says_where():
         extras(AIP_HTTP_PORT="x")
 
 
-def test_instances_are_answered_by_their_routes_in_order():
+def test_instances_are_answered_by_their_routes_in_order(monkeypatch):
+    threads = threads_of(monkeypatch, vertex, "read_json")
     instances = [
         CHAT | {"stream": True},
         {"@requestFormat": "/tokenize", "content": "ab"},
@@ -297,10 +300,11 @@ def test_instances_are_answered_by_their_routes_in_order():
     with serving(config=ServerConfig(api_key="k"), extras=extras()) as client:
         assert client.post("/predict", json={"instances": []}).status_code == 401
         client.headers["Authorization"] = "Bearer k"
-        response = client.post("/predict", json={"instances": instances})
+        response = client.post("/predict", json={"instances": instances, "x": "x" * 70_000})
         for body in ([], {}, {"instances": 1}, {"instances": [1] * 129}):
             assert client.post("/predict", json=body).status_code == 400
         assert client.get("/ping").json() == {"status": "ok"}
+    assert threads[0].startswith("headstart-")
     predictions = response.json()["predictions"]
     assert predictions[0]["choices"][0]["message"]["role"] == "assistant"
     assert predictions[1] == {"tokens": [97, 98]}

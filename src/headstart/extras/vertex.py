@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headstart.config import ServerConfig, ToolsConfig
-from headstart.server.body import read_json
+from headstart.server.body import off_loop, read_json
 from headstart.server.errors import ApiError, error_body, log_failure, shorten
 from headstart.server.extra_routes import Extra
 from headstart.server.threads import unless_left
@@ -88,7 +88,8 @@ def renamed_health(app: ASGIApp, *, path: str) -> ASGIApp:
 
 async def _predict(http: HttpRequest) -> Response:
     """Answer all instances at the same time, in their order."""
-    data = read_json(await http.body())
+    given = await http.body()
+    data = await off_loop(http, lambda: read_json(given))
     instances = data.get("instances") if isinstance(data, dict) else None
     if not isinstance(instances, list):
         raise ApiError(400, "the body must have a list named instances")

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import RootModel
 from starlette.requests import Request as HttpRequest
 
-from headstart.server.body import make_body, read_json
+from headstart.server.body import make_body, off_loop, read_json
 from headstart.server.errors import not_supported
 from headstart.server.routing import Routes
 from headstart.server.schemas import AdapterScale, GenerationBody
@@ -42,10 +42,15 @@ async def list_adapters(http: HttpRequest) -> list[dict[str, Any]]:
 async def set_adapters(http: HttpRequest) -> dict[str, bool]:
     """Set the scales of later requests without `lora` of the same tenant."""
     service, tenant = service_of(http), caller_of(http.scope).tenant
-    wanted = read_json(await http.body())
-    if not isinstance(wanted, list):
-        raise RequestError("Request body must be an array")
-    lora = make_body(GenerationBody, {"lora": wanted}).lora
+    data = await http.body()
+
+    def read() -> list[AdapterScale] | None:
+        wanted = read_json(data)
+        if not isinstance(wanted, list):
+            raise RequestError("Request body must be an array")
+        return make_body(GenerationBody, {"lora": wanted}).lora
+
+    lora = await off_loop(http, read)
     scales, by_tenant = read_scales(lora or (), service.info), service.adapter_scales
     by_tenant.pop(tenant, None)  # most recently set last
     if scales != loaded_scales(service.info):

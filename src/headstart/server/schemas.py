@@ -306,7 +306,7 @@ class InfillBody(NativeBody):
         description="what comes before the lines of the cursor: string, token ids or both"
     )
     input_suffix: Any = Field(description="what comes after the cursor, in the same form")
-    input_extra: list[InfillExtra] = Field(
+    input_extra: Many[InfillExtra] = Field(
         default_factory=list, description="pieces of other files, the best last"
     )
     prompt: str = Field(default="", description="the line of the cursor up to it")
