@@ -49,6 +49,11 @@ class _Texts:
         return tenant_of(self.request.namespace)
 
     @property
+    def places(self) -> int:
+        """Its tokens, but no more than a tenant alone may fill."""
+        return min(MAX_WAITING, self.request.num_tokens)
+
+    @property
     def next_text(self) -> Sequence[int]:
         return self.request.texts[self.num_taken]
 
@@ -74,11 +79,6 @@ class _Texts:
         return taken
 
 
-def _places(request: EmbeddingRequest) -> int:
-    """Its tokens, but no more than a tenant alone may fill."""
-    return min(MAX_WAITING, request.num_tokens)
-
-
 class EmbeddingQueue:
     """Embedding requests of a worker. Owned by the engine's loop."""
 
@@ -89,6 +89,7 @@ class EmbeddingQueue:
         self._counters = counters
         self._clock = clock
         self._jobs: deque[_Texts] = deque()
+        self._held = Counter[str]()  # tokens of `_jobs`, by tenant
         self._long: _Texts | None = None  # the request whose current text is split
         self._events: list[Event] = []  # to be sent
 
@@ -113,12 +114,11 @@ class EmbeddingQueue:
                 f"an image has more than {self.engine.max_batch_tokens} tokens, which are embedded "
                 "at once; start with a larger --ubatch-size"
             )
-        held = Counter[str]()
-        for job in self._jobs:
-            held[job.tenant] += _places(job.request)
-        if not may_take(held, tenant_of(request.namespace), 2 * MAX_WAITING, _places(request)):
+        job, held = _Texts(request, self._clock(), chunks), self._held
+        if not may_take(held, job.tenant, 2 * MAX_WAITING, job.places):
             raise CapacityError(f"{held.total()} tokens wait to be embedded; try again later")
-        self._jobs.append(_Texts(request, self._clock(), chunks))
+        held[job.tenant] += job.places
+        self._jobs.append(job)
 
     def cancel(self, request_id: str) -> None:
         for job in [one for one in self._jobs if one.request.request_id == request_id]:
@@ -126,6 +126,7 @@ class EmbeddingQueue:
 
     def _drop(self, job: _Texts) -> None:
         self._jobs.remove(job)
+        self._held -= Counter({job.tenant: job.places})
         for chunk in job.chunks.values():
             chunk.drop(job)
         if self._long is job:

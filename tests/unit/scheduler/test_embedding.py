@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.harness import Clock
 from tests.pictures import FakeChunk
+from tests.planted import noted
 
 from headstart.types.errors import CapacityError, EngineError
 from headstart.types.media import LoadedChunk, MediaChunk
@@ -186,8 +187,10 @@ def test_a_cancelled_request_is_forgotten(queue: EmbeddingQueue, num_steps: int)
 
 def test_a_tenant_with_much_to_embed_holds_up_no_other(queue, engine, monkeypatch) -> None:
     monkeypatch.setattr(embedding, "MAX_WAITING", 50)
+    looks = noted(monkeypatch, embedding, "tenant_of")
     for number in range(10):
         queue.submit(EmbeddingRequest(f"a{number}", ((1,) * 5,), "a"))
+    assert len(looks) <= 20  # not at those that wait
     with pytest.raises(CapacityError, match="50 tokens wait"):
         queue.submit(EmbeddingRequest("a", ((1,),), "a lora"))
     queue.submit(EmbeddingRequest("b", ((7,) * 5,), "b"))
