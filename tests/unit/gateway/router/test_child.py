@@ -206,7 +206,7 @@ async def test_a_download_can_be_cancelled_and_only_so_many_run_at_once(monkeypa
         assert (ended.json(), await names(routed.client)) == ({"success": True}, {})
         assert (await routed.client.post("/models", json={"model": NAME})).status_code == 200
         assert (await routed.client.delete("/models", params={"model": NAME})).status_code == 200
-        assert store.dropped == [NAME]
+        assert store.dropped == [NAME, NAME]
         events = await events_of(routed, until="model_remove")
         assert "download_failed" in [one["event"] for one in events]
         assert await names(routed.client) == {}
