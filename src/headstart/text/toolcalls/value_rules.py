@@ -30,11 +30,16 @@ def as_json(schema: Any, root: Mapping[str, Any] | None = None) -> str:
 
     Args:
         root: the whole schema, whose definitions and "x-guidance" apply.
+
+    Raises:
+        RequestError: "x-guidance" is no object.
     """
     whole = dict(schema) if isinstance(schema, Mapping) else {}
     root = root or {}
     whole = {**_definitions(whole, root), **whole}
     guidance = whole.get("x-guidance", root.get("x-guidance", {}))
+    if not isinstance(guidance, Mapping):
+        raise RequestError(f'"x-guidance" is {str(guidance)[:50]!r}, but must be an object')
     layout = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
     whole["x-guidance"] = {**guidance, **layout}
     return "%json " + json.dumps(whole, ensure_ascii=False)

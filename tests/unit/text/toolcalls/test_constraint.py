@@ -310,6 +310,12 @@ def test_what_cannot_be_demanded_is_an_error_of_strict_tools_only(name):
         assert "uniqueItems" in grammar_error(calls, strict)
 
 
+def test_guidance_that_is_no_object_is_the_requests_fault():
+    parameters = {"type": "object", "properties": {"a": {"type": "integer", "x-guidance": 5}}}
+    with pytest.raises(RequestError, match="x-guidance"):
+        grammar_error(calls_of("Qwen3-Coder"), tools_of(parameters))
+
+
 @pytest.mark.parametrize(
     "name", ["Qwen3-Coder", "google-gemma-4-31B-it", "LFM2.5-8B-A1B", "MiniMax-M3"]
 )
