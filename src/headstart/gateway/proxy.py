@@ -50,6 +50,7 @@ NOT_FORWARDED = HOP_BY_HOP | {
     b"authorization", b"content-length", b"expect", b"host", b"origin", b"referer", b"x-api-key",
 }  # fmt: skip
 MAX_READ = 2**24  # bytes of an answer that is read here, not passed on
+STREAMED_PATHS = ("/api/chat", "/api/generate")  # Ollama's: streams unless the body says otherwise
 MAX_WAITING = 512  # requests that wait though their clients may be gone; half of it per tenant
 
 
@@ -122,10 +123,12 @@ class Proxy:
         return answer.status, bytes(body), dict(answer.headers)
 
     async def answer(
-        self, http: HttpRequest, send: Send, open: Open, tap: Tap | None = None, *, is_stream: bool
+        self, http: HttpRequest, send: Send, open: Open, tap: Tap | None = None, *, stream: object
     ) -> None:
-        """Open an answer and relay it. One that `is_stream` of a conversation continues without its
-        client, and is kept in the app's `streams`.
+        """Open an answer and relay it. A stream of a conversation continues without its client, and
+        is kept in the app's `streams`.
+
+        stream: the field of the request's body; None: it has none.
 
         Raises:
             RequestError: the stream was stopped before it began.
@@ -133,6 +136,7 @@ class Proxy:
         """
         with ExitStack() as lease:
             conversation = http.headers.get(HEADER)
+            is_stream = http.scope["path"] in STREAMED_PATHS if stream is None else bool(stream)
             if not (is_stream and conversation):
                 answer = await open(http.receive, lease)
                 await self.relay(answer, http.receive, send, tap)

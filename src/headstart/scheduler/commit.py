@@ -70,17 +70,25 @@ class Committer:
                 end = End(sequence, error=error)
             if end is not None:
                 yield end
-        if any(isinstance(one, End) and isinstance(one.error, EngineError) for one in leaving):
-            yield from self._start_over()
+        for one in leaving:
+            if isinstance(one, End) and isinstance(one.error, EngineError):
+                yield from self._start_over(one.error)
+                break
 
-    def _start_over(self) -> Iterator[Leaving]:
+    def _start_over(self, error: EngineError) -> Iterator[Leaving]:
         """Overwrite all cells and drop their copies: some may hold what is not a number, which
         other sequences' attention would read even from free cells.
+
+        A request that meets this twice fails: it may be the one whose prompt overflows.
         """
         store = self._cache.offloading.store
         for cells in self._cache.cells:
-            if cells.user is not None:
-                yield cells.user, "the cache is emptied after logits that were not numbers"
+            if (sequence := cells.user) is not None:
+                if sequence.has_started_over:
+                    yield End(sequence, error=error)
+                    continue
+                sequence.has_started_over = True
+                yield sequence, "the cache is emptied after logits that were not numbers"
             self._cache.offloading.empty(cells)
         for prompt in [*store]:
             store.take(prompt)

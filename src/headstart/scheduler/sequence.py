@@ -154,6 +154,7 @@ class Sequence:
     num_cached: int = 0  # prompt tokens that were not decoded for this request
     num_again: int = 0  # accepted tokens decoded again, from the state before a rejected draft
     is_resumed: bool = False  # was preempted: tokens decoded again are not counted
+    has_started_over: bool = False  # after logits that were not numbers, its own or another's
     held_since: float | None = None  # it waits for cells, and for a turn; see `cell_order`
     admitted: float | None = None
     first_token: float | None = None

@@ -23,7 +23,13 @@ from headstart.structures.system import start_threads
 from headstart.types import Engine
 from headstart.types.errors import CapacityError, EngineError, RequestError
 from headstart.types.media import MediaStore
-from headstart.types.request import ErrorEvent, ReplyEvent, SlotAction, ThoughtsEnd
+from headstart.types.request import (
+    UNKNOWN_ANSWER,
+    ErrorEvent,
+    ReplyEvent,
+    SlotAction,
+    ThoughtsEnd,
+)
 
 Steps = Generator[Future[Any], None, ReplyEvent]
 """An action on a slot: it yields work for a thread, and continues once that is done."""
@@ -198,4 +204,4 @@ def end_thoughts(command: ThoughtsEnd, running: Iterable[Sequence]) -> str:
             return "reasoning control not enabled for this completion"
         sampler.thoughts.end()
         return ""
-    return "no active completion for this id"
+    return UNKNOWN_ANSWER

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import orjson
 from pydantic import Field
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
@@ -127,11 +128,18 @@ class KeptStream:
                 return
             else:
                 await self._changed.wait()
-        # line breaks end an event that was cut, or the error would become part of it
-        yield b"\n\n" + sse.event(error_body(self._gap()))
+        error = self._gap()
+        # line breaks end an event or a line that was cut, or the error would become part of it
+        if self.media_type == "text/event-stream":
+            yield b"\n\n" + sse.event(error_body(error))
+        else:  # Ollama's lines
+            yield b"\n" + orjson.dumps({"error": str(error)}) + b"\n"
 
     def _gap(self) -> RequestError:
-        return RequestError(f"the first {self.num_dropped} bytes of the stream are gone")
+        return RequestError(
+            f"the first {self.num_dropped} bytes of the stream are gone: the newest {KEPT_BYTES} "
+            "are kept; read from a later byte"
+        )
 
 
 class KeptStreams:

@@ -156,7 +156,7 @@ def _num_logprobs(
     limit = min(max(few, most // (num_tokens * num_answers)), call.model.vocab.size)
     if isinstance(body, CompletionBody) and body.echo:  # as many for all tokens of the prompts
         num_scored = num_each * sum(len(prompt.tokens) for prompt in prompts)
-        limit = min(limit, most // max(1, num_scored))
+        limit = min(limit, max(1, most // max(1, num_scored)))
     if value is None or value < 0:  # off, as in llama-server
         return None
     if value > limit:

@@ -250,6 +250,9 @@ class SlotAction:
     adapters: tuple[float, ...] = ()  # as in `Request`
 
 
+UNKNOWN_ANSWER = "no active completion for this id"
+
+
 @dataclass(frozen=True, slots=True)
 class ThoughtsEnd:
     """End the thoughts of a running answer; the reply: the reason if that failed, or ""."""

@@ -118,6 +118,20 @@ def test_logits_that_are_not_numbers_fail_one_request_and_no_later_one() -> None
     assert not engine.is_spoiled
 
 
+def test_a_prompt_that_always_spoils_the_cells_fails_after_two_others_at_most() -> None:
+    class Spoiled(Overflowing):
+        def launch(self, batch: Batch) -> None:
+            self.is_spoiled |= int((batch.tokens[: batch.num_rows] == 3).sum()) >= 8
+            super().launch(batch)
+
+    scheduler = make_scheduler(Spoiled(context_size=4096), parallel=2)
+    submit_all(scheduler, [Request(request_id="bad", prompt=[3] * 4000, max_tokens=4)], 1)
+    others = [Request(request_id=f"{i}", prompt=[5, 7], max_tokens=2) for i in range(20)]
+    answers = run(scheduler, others)
+    assert answers["bad"].reason == "EngineError"
+    assert sum(bool(answers[f"{i}"].error) for i in range(20)) <= 2
+
+
 def test_unknown_and_finished_requests_can_be_cancelled() -> None:
     requests = make_requests(2)
     engine = Model()

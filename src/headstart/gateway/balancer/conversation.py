@@ -31,7 +31,7 @@ class Asked:
     max_tokens: int | None = None
     conversation: str = ""
     needs: str = ""  # what one replica has: a stored response, or a running answer
-    is_stream: bool = False
+    stream: object = None  # whether the client wants a stream, if it says so
 
 
 def read(body: bytes, tenant: str = "") -> Asked:
@@ -63,7 +63,7 @@ def read(body: bytes, tenant: str = "") -> Asked:
         max_tokens=limits[0] if limits and limits[0] > 0 else None,
         conversation=_name(found, text),
         needs=_text(found.get("previous_response_id")),
-        is_stream=bool(found.get("stream")),
+        stream=found.get("stream"),
     )
 
 

@@ -27,6 +27,7 @@ from headstart.server.errors import UNKNOWN_RESPONSE, ApiError
 from headstart.server.threads import unless_left
 from headstart.structures.tenants import caller_of
 from headstart.types.errors import BackendError, CapacityError
+from headstart.types.request import UNKNOWN_ANSWER
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class Routing:
             lease.callback(self._finish, flight, answer, end)
             return answer
 
-        await self._proxy.answer(http, send, open, note, is_stream=asked.is_stream)
+        await self._proxy.answer(http, send, open, note, stream=asked.stream)
 
     def _finish(self, flight: Flight, answer: Connection, end: bytearray) -> None:
         self._fleet.finish(flight, timings_of(bytes(end)) if answer.status == 200 else None)
@@ -143,7 +144,7 @@ def _is_unknown(answer: Connection) -> bool:
     """Whether a replica says that it does not have the stored response, or the running answer."""
     piece = answer.first_piece
     says_so = answer.status == 400 and UNKNOWN_RESPONSE.encode() in piece
-    return answer.status == 404 or says_so or piece.startswith(b'{"success":false')
+    return answer.status == 404 or says_so or UNKNOWN_ANSWER.encode() in piece
 
 
 def _key_headers(scope: Scope) -> dict[str, str]:

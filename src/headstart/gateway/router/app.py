@@ -81,9 +81,7 @@ class Forward:
         else:
             name, stream = http.query_params.get("model"), None
         opening = partial(self._open, self._model(http, name), http)
-        # Ollama's are streams by default
-        is_stream = path.startswith("/api/") if stream is None else bool(stream)
-        await self.proxy.answer(http, send, opening, is_stream=is_stream)
+        await self.proxy.answer(http, send, opening, stream=stream)
 
     def _model(self, http: HttpRequest, name: object) -> PooledModel:
         """The model that a request names, if it may be used.

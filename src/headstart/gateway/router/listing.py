@@ -48,6 +48,7 @@ class OwnRoutes:
         self._read_presets, self._settings = read_presets, settings
         self._started_at = time.time()
         self.downloads = Downloads(store, pool.tell, self.reload)
+        self._reloading = asyncio.Lock()  # else an older reading could end last
 
     def all(self) -> list[Route]:
         return [
@@ -73,7 +74,8 @@ class OwnRoutes:
         Raises:
             ConfigError: they cannot be read.
         """
-        await self.pool.reload(await asyncio.to_thread(self._read_presets))
+        async with self._reloading:
+            await self.pool.reload(await asyncio.to_thread(self._read_presets))
 
     async def named(self, http: HttpRequest) -> tuple[object, object]:
         """The fields `model` and `stream` of a request's body; None where it has none.

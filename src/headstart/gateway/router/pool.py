@@ -283,6 +283,7 @@ class Pool:
                 model.backend = Backend(name=model.name, url=state["url"], headers=headers)
                 model.info, model.costly_failure = state.get("model", {}), ""
                 self._set(model, LOADED, info=model.info)
+                model.last_used = self._clock()  # nobody may have waited for it
                 self._expire_later(model)
             case "loading":
                 stage = "text_model"  # the only stage of llama-server's that is reported

@@ -283,9 +283,10 @@ async def test_the_stream_of_a_conversation_is_stopped_and_repeated_for_who_has_
     one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
     stream, named, first = "/v1/stream?conv_id=c", one | {"x-conversation-id": "c"}, Scripted()
     async with routed(first, Scripted()) as (client, fleet):
-        for ends in (True, False):
+        ollama = BODY | {"stream": None}
+        for ends, path, body in ((True, "/api/chat", ollama), (False, CHAT, BODY)):
             first.may_go_on.clear()
-            async with client.stream("POST", CHAT, json=BODY, headers=named):
+            async with client.stream("POST", path, json=body, headers=named):
                 pass
             if not ends:
                 assert (await client.delete(stream, headers=two)).status_code == 204
@@ -302,7 +303,7 @@ async def test_the_stream_of_a_conversation_is_stopped_and_repeated_for_who_has_
 async def test_a_running_answer_is_controlled_wherever_it_is() -> None:
     first, second = Scripted(), Scripted()
     first.stored = second.stored = "control"
-    first.refusal = '{"success":false}'
+    first.refusal = '{"success":false,"message":"no active completion for this id"}'
     async with routed(first, second) as (client, _):
         assert (await client.post(f"{CHAT}/control", json={"id": "x"})).headers["x-by"] == "b1"
 

@@ -299,7 +299,8 @@ async def test_an_answer_that_continues_without_its_client_keeps_its_model_loade
     async with router("a", "b", max_models=1) as routed:
         async with routed.client.stream("POST", "/v1/wait", json=STREAM, headers=NAMED):
             pass
-        await routed.client.post("/tokenize", json={"model": "a"}, headers=NAMED)  # is no stream
+        for path in ("/tokenize", "/api/embed"):  # are no streams
+            await routed.client.post(path, json={"model": "a"}, headers=NAMED)
         kept = {"conversation_ids": ["c"]}
         assert (await routed.client.post("/v1/streams/lookup", json=kept)).json()
         other = asyncio.create_task(routed.client.post("/v1/completions", json={"model": "b"}))

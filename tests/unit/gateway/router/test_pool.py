@@ -260,6 +260,12 @@ async def test_a_model_that_is_idle_for_its_time_to_live_is_unloaded(children, m
     assert sum(seconds > 8e4 for seconds, *_ in timers) == 1, "not one per request"
     while loaded(pool) != {"b", "c"}:
         await asyncio.sleep(0.001)
+    pool = pool_of(children, preset("d", idle_seconds=60))
+    monkeypatch.setattr(pool, "_clock", lambda: 1000.0)
+    await pool.acquire(model := pool.models["d"], wakes=False)  # as by GET /props?model=d
+    pool.release(model, is_use=False)
+    await asyncio.sleep(0.01)
+    assert loaded(pool) == {"d"}
 
 
 async def test_a_reload_unloads_what_has_changed_and_forgets_what_is_gone(children) -> None:
